@@ -107,8 +107,9 @@ def test_an_honest_server_is_still_valid_and_prometheus_knows(
     result, ended = watch(page_of(honest), port=port, at_wake=look)
     assert ended is None
     assert (result["verdict"], result["windows"]) == ("still valid", WINDOWS)
-    assert result["measures"]["slowness"]["state"] == "within"
-    assert result["choice"]["rightness"] == 1.0
+    states = {row["measure"]: row["state"] for row in result["measures"]}
+    assert states["slowness"] == "within"
+    assert result["rightness"] == 1.0
     assert result["restarts"] == 0
     assert 'tuner_watch_verdict{verdict="still valid"} 1.0' in pages[0]
     assert 'tuner_watch_beyond{measure="slowness"} 0.0' in pages[0]
@@ -119,7 +120,7 @@ def test_an_honest_server_is_still_valid_and_prometheus_knows(
     ("page", "why"),
     [
         (lambda at_s, fine: fine(at_s) if at_s < 100 else None, "does not answer any more"),
-        (lambda at_s, fine: fine(min(at_s, 60.0)), r"hangs: \d+ requests run and no token"),
+        (lambda at_s, fine: fine(min(at_s, 60.0)), "hangs: requests run and no token"),
         (
             lambda at_s, fine: fine(at_s).replace('="m"', '="m"' if at_s < 100 else '="n"'),
             "serves n now, m before",

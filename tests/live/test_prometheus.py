@@ -1,12 +1,15 @@
-"""A server's /metrics, summed over its engines."""
+"""A server's /metrics, summed over its engines, and tuner's own."""
 
 import math
+import socket
 import time
+import urllib.request
+from contextlib import closing
 
 import pytest
 
-from tuner.errors import InputError
-from tuner.live.prometheus import GAP_S, parse
+from tuner.errors import InputError, UsageError
+from tuner.live.prometheus import GAP_S, Exporter, parse
 
 TODAY = """\
 # HELP vllm:num_requests_running Number of requests in model execution batches.
@@ -29,6 +32,8 @@ vllm:inter_token_latency_seconds_count{engine="0",model_name="m"} 80.0
 vllm:inter_token_latency_seconds_sum{engine="0",model_name="m"} 2.4
 # TYPE vllm:cache_config_info gauge
 vllm:cache_config_info{block_size="16",num_gpu_blocks="1000"} 1.0
+# TYPE process_start_time_seconds gauge
+process_start_time_seconds 1000.5
 # TYPE python_info gauge
 python_info{version="3.12"} 1.0
 """
@@ -36,16 +41,18 @@ python_info{version="3.12"} 1.0
 
 def test_readings_and_what_came_between_them() -> None:
     before = parse(TODAY, source="here")
-    assert (before.engines, before.models, before.in_flight) == (2, ("m",), 9.0)
-    assert before.cache_config["num_gpu_blocks"] == "1000"
-    assert before.get("request_success_total") == 14
+    assert (before.engines, before.model) == (2, "m")
+    assert before.cache_config == {"block_size": "16", "num_gpu_blocks": "1000"}
+    assert (before.get("num_requests_running"), before.get("request_success_total")) == (8, 14)
     assert before.mean(GAP_S) == pytest.approx(0.03)
     assert math.isnan(before.mean("nothing"))
     after = parse(TODAY.replace("80.0", "90.0").replace("2.4", "2.9"), source="here")
-    assert after.continues(before)
-    assert not before.continues(after)
-    assert after.since(before).mean(GAP_S) == pytest.approx(0.05)
-    assert after.since(before).in_flight == 9.0
+    between = after.since(before)
+    assert between is not None
+    assert between.mean(GAP_S) == pytest.approx(0.05)
+    assert between.get("num_requests_running") == 8
+    assert before.since(after) is None  # counts fell
+    assert parse(TODAY.replace("1000.5", "1020.5"), source="here").since(before) is None
 
 
 @pytest.mark.parametrize(
@@ -56,8 +63,7 @@ def test_readings_and_what_came_between_them() -> None:
         ("<html><body>Not found</body></html>", "not Prometheus text"),
         ('vllm:num_requests_running{a="b 1\n', "not Prometheus text"),
         ("vllm:num_requests_running many\n", "not Prometheus text"),
-        ('vllm:e2e_request_latency_seconds_bucket{le="wide"} 1\n', "not Prometheus text"),
-        ('vllm:x{model_name="a"} 1\nvllm:x{model_name="b"} 1\n', "2 models: a, b"),
+        ('vllm:x{model_name="a"} 1\nvllm:x{model_name="b"} 1\n', "several models: a, b"),
     ],
 )
 def test_what_is_no_vllm_metrics_is_refused_with_its_source(text: str, message: str) -> None:
@@ -72,3 +78,16 @@ def test_a_line_that_takes_seconds_to_read_is_refused_at_once() -> None:
     with pytest.raises(InputError, match=r"a line of \d+ characters"):
         parse(line, source="x")
     assert time.process_time() - begun < 1
+
+
+def test_a_scrape_has_the_metrics_and_a_port_that_is_taken_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(UsageError, match=f"--metrics-port {port}: "):
+            Exporter(port)
+    with closing(Exporter(port)) as exporter:
+        exporter.set("in_flight", 3)
+        exporter.set("goodput_rps", 1.5, max_num_seqs=8)
+        page = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20).read()
+    assert b"tuner_in_flight 3.0" in page
+    assert b'tuner_goodput_rps{max_num_seqs="8"} 1.5' in page

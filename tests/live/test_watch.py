@@ -49,9 +49,7 @@ def watched(  # noqa: PLR0913 - the server, and what happens to it
 
 
 def value(watch: Watch, name: str) -> float:
-    mean = watch.measures[name].interval()
-    assert mean is not None
-    return mean.value
+    return watch.measures[name].mean.value
 
 
 @pytest.mark.parametrize("slow_by", [1.0, 1.25, 1.6])
@@ -62,7 +60,7 @@ def test_a_slower_server_is_found_by_how_much(slow_by: float, rate: float) -> No
     assert value(watch, "slowness") == pytest.approx(slow_by, rel=0.06)
     if rate == 1.0:
         verdicts = {1.0: "still valid", 1.25: "drifting", 1.6: "re-tune now"}
-        assert (watch.verdict, watch.server_is_why) == (verdicts[slow_by], slow_by > 1)
+        assert (watch.verdict, "slowness" in watch.beyond) == (verdicts[slow_by], slow_by > 1)
 
 
 def test_a_known_contention_of_the_front_end_is_in_the_promise() -> None:
@@ -107,10 +105,9 @@ def test_other_traffic_is_reported_as_traffic_and_not_as_a_slow_server(
     watch = watched(Watch(*promised(), 60.0, 2.0), traffic, 720.0)
     assert measure in watch.beyond
     assert watch.measures["slowness"].state == "within"
-    assert not watch.server_is_why
 
 
-@pytest.mark.parametrize(("validated", "most"), [(1.25, 1.25), (1.5, 1.5), (1.0, 1.25)])
+@pytest.mark.parametrize(("validated", "most"), [(1.25, 1.25), (1.5, 1.5), (1.0, 1.1)])
 def test_as_much_load_is_accepted_as_was_validated(validated: float, most: float) -> None:
     profile, twin = promised()
     validity = msgspec.structs.replace(profile.validity, validated_load=validated)
@@ -131,15 +128,15 @@ def test_traffic_that_would_choose_another_cap_is_to_be_tuned_for() -> None:
 
 def test_a_server_with_another_cap_is_not_called_slow() -> None:
     watch = watched(Watch(*promised(), 60.0, 2.0), poisson(2 * RATE, 250.0, seed=13), 250.0, cap=32)
-    assert watch.runs_another_cap
+    assert "most_running" in watch.beyond
     assert watch.verdict in {"drifting", "re-tune now"}
-    assert "does not run this profile" in watch.reason
     assert watch.measures["slowness"].state != "above"
 
 
 def metrics(done: float, started_s: float = 0.0) -> ServerMetrics:
     """Return a server that has served ``done`` requests."""
-    return ServerMetrics({"request_success_total": done}, started_s=started_s)
+    values = {"request_success_total": done, "process_start_time_seconds": started_s}
+    return ServerMetrics(values)
 
 
 @pytest.mark.parametrize(
@@ -149,11 +146,10 @@ def metrics(done: float, started_s: float = 0.0) -> ServerMetrics:
         ([2.0 * i for i in range(16)], {8: metrics(2)}, 2, 1),
         ([2.0 * i for i in range(16)], {8: metrics(9, started_s=100.0)}, 2, 2),
         ([2.0 * i + 0.3 * (-1) ** i for i in range(51)], {}, 10, 0),
-        ([2.0 * i for i in range(31) if not 8 <= i <= 20], {}, 2, 0),
     ],
-    ids=["nothing", "a counter fell", "another start", "late readings", "a gap"],
+    ids=["nothing", "a counter fell", "another start", "late readings"],
 )
-def test_a_window_with_a_restart_or_a_gap_in_it_is_none(
+def test_a_window_with_a_restart_in_it_is_none(
     times_s: list[float], change: dict[int, ServerMetrics], windows: int, restarts: int
 ) -> None:
     watch = Watch(*promised(), 10.0, 2.0)

@@ -1,18 +1,18 @@
 """The stored twin, asked about other loads and fleets."""
 
 import math
-from dataclasses import replace
-from typing import get_args
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
+from tests.support.profiles import ENGINE, profile, resealed, step
 from tuner.engines.scheduler.state import StepLaw
 from tuner.profile.evidence import StoredTwin
-from tuner.profile.plan import Fleet, FleetRouter
+from tuner.profile.plan import Fleet
+from tuner.profile.profile import SloSection
 from tuner.traffic.constants import START_SD
 from tuner.traffic.routing import least_in_flight
-from tuner.traffic.slo import Slo
 from tuner.twin.front_end import FrontEnd
 from tuner.twin.samples import Machine
 from tuner.twin.simulation import EngineShape, Traffic
@@ -23,10 +23,17 @@ SHAPE = EngineShape(
 LAW = StepLaw(np.full(9, 0.010), 0.0, 0.0, 0.0, 0.0)
 """10 ms an iteration, whatever the batch: 8 slots of 100 tokens serve 8 requests a second."""
 
-SLO = Slo(ttft_s=0.5)
+SLO = SloSection(
+    ttft_ms=500.0, ttft_ms_per_input_token=None, tpot_ms=None, e2el_ms=None, derived=False
+)
 
 
-def fleet(load: float, router: FleetRouter = "least", machine: Machine | None = None) -> Fleet:
+ROUTERS = ("least", "rr", "random")
+
+
+def fleet(
+    load: float, router: str = "least", machine: Machine | None = None, given: int | None = None
+) -> Fleet:
     rng = np.random.default_rng(1)
     arrivals = np.sort(rng.uniform(0, 200.0, 1200)).tolist()
     twin = StoredTwin(
@@ -38,11 +45,16 @@ def fleet(load: float, router: FleetRouter = "least", machine: Machine | None = 
         traffic=Traffic.of((at_s, 10, 100) for at_s in arrivals),
         length_s=200.0,
     )
-    return Fleet(twin, SLO, load, router)
+    plain = profile(engine={**ENGINE, "max_num_seqs": 8}, curve=(step(8),), router=router)
+    result = Fleet(
+        resealed(plain, decision=replace(plain.decision, slo=SLO)), twin, load, given=given
+    )
+    result.target = 0.95
+    return result
 
 
-def needed(load: float, router: FleetRouter) -> int:
-    result = fleet(load, router).replicas_for(8, attainment=0.95, headroom=1.0)
+def needed(load: float, router: str) -> int:
+    result = fleet(load, router).needed
     assert result is not None
     return result
 
@@ -57,25 +69,24 @@ def test_the_replicas_that_a_load_needs_follow_from_what_one_serves() -> None:
     assert needed(400.0, "least") == pytest.approx(40 * by_load, rel=0.1)
 
 
-@pytest.mark.parametrize("router", get_args(FleetRouter))
-def test_replicas_share_the_load_evenly(router: FleetRouter) -> None:
-    item = fleet(10.0, router)
-    samples = item.ask((8,), item.draws, replicas=20)
-    assert samples.middle("goodput_rps", 8) == pytest.approx(3.0)
+@pytest.mark.parametrize("router", ROUTERS)
+def test_replicas_share_the_load_evenly(router: str) -> None:
+    samples = fleet(10.0, router, given=25).samples
+    assert samples.middle("goodput_rps", 8) == pytest.approx(2.4)
     assert samples.middle("attainment", 8) == 1.0
     assert 4 <= samples.middle("running_peak", 8) <= 8
 
 
 def test_a_front_end_takes_what_it_adds_from_the_limit() -> None:
-    behind = fleet(0.3, machine=Machine(front_end=FrontEnd(delay_s=1.0)))
-    for each, share in ((fleet(0.3), 1.0), (behind, 0.0)):
-        assert each.ask((8,), each.draws, replicas=1).middle("attainment", 8) == share
+    behind = Machine(front_end=FrontEnd(delay_s=1.0))
+    for machine, share in ((None, 1.0), (behind, 0.0)):
+        item = fleet(0.3, machine=machine, given=1)
+        assert item.samples.middle("attainment", 8) == share
 
 
 def test_an_slo_that_nothing_meets_needs_more_than_there_are() -> None:
-    impossible = replace(fleet(1.0, "random"), slo=Slo(ttft_s=0.001))
-    for draws in (None, impossible.law):
-        assert impossible.replicas_for(8, attainment=0.9, headroom=1.0, draws=draws) is None
+    impossible = fleet(1.0, "random", machine=Machine(front_end=FrontEnd(delay_s=1.0)))
+    assert (impossible.needed, impossible.needed_by_cap) == (None, {8: None})
 
 
 def test_a_request_goes_to_the_replica_with_the_fewest_in_flight_in_turn_among_equals() -> None:

@@ -1,72 +1,51 @@
 """The control of a live server with nothing but a scheduler's numbers behind it."""
 
 import json
-import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import pytest
+import numpy as np
+from numpy.typing import NDArray
 
 from tests.support.processes import wait_until
-from tuner.live import control
-from tuner.live.control import About, Limits, LiveThread
+from tuner.engines import page
+from tuner.live.control import Control, State
 
-BUILT = Limits(max_num_seqs=32, max_num_batched_tokens=8192)
 ARGUMENTS: dict[str, Any] = {"model": "m", "kv_cache_dtype": "auto", "tensor_parallel_size": 1}
-
-
-@dataclass
-class Numbers:
-    """What a scheduler would have."""
-
-    built: Limits = BUILT
-    cap: int = 32
-    running: int = 0
-    waiting: int = 0
-    is_broken: bool = False
-
-    def limits(self) -> Limits:
-        return Limits(self.cap, self.built.max_num_batched_tokens)
-
-    def load(self) -> tuple[int, int]:
-        return self.running, self.waiting
-
-    def set_max_num_seqs(self, cap: int) -> None:
-        if self.is_broken:
-            raise RuntimeError("broken")
-        self.cap = cap
 
 
 @dataclass
 class Server:
     path: Path
-    numbers: Numbers
+    cells: NDArray[np.void] = field(default_factory=lambda: np.zeros(1, page.PAGE))
+
+    @property
+    def cap(self) -> int:
+        return int(self.cells["max_num_seqs"][0])
 
 
 @contextmanager
 def serving(
-    path: Path,
-    *,
-    rank: int = 0,
-    numbers: Numbers | None = None,
-    arguments: dict[str, Any] | None = None,
+    path: Path, *, rank: int = 0, built: int = 32, arguments: dict[str, Any] | None = None
 ) -> Iterator[Server]:
     """Answer at a socket, as the thread in a server does."""
-    numbers = numbers or Numbers()
-    about = About(os.getpid(), rank, "0.32.0", {**ARGUMENTS, **(arguments or {})})
-    with pytest.MonkeyPatch.context() as unknown:
-        unknown.setattr(control, "_device_facts", lambda: None)
-        thread = LiveThread(numbers, str(path), about)
-        thread.start()
-        try:
-            wait_until(lambda: thread.listening is not None)
-            yield Server(path if rank == 0 else Path(f"{path}.dp{rank}"), numbers)
-        finally:
-            thread.stop()
+    server = Server(path if rank == 0 else Path(f"{path}.dp{rank}"))
+    server.cells["max_num_seqs"] = built
+    state = State(
+        vllm="0.32.0", rank=rank, built=built, arguments={**ARGUMENTS, **(arguments or {})},
+        device={"kind": "cpu"},
+    )  # fmt: skip
+    thread = Control(str(path), state, server.cells)
+    thread.start()
+    try:
+        wait_until(lambda: thread.listening is not None)
+        yield server
+    finally:
+        thread.stop()
 
 
 def answered(path: Path, line: bytes) -> Any:  # noqa: ANN401 - JSON

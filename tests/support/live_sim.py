@@ -36,7 +36,7 @@ class SimulatedServer:
         for name, (times_s, upto) in self.changes.items():
             place = int(np.searchsorted(times_s, now_s, "right"))
             values[name] = float(upto[place - 1]) if place else 0.0
-        return ServerMetrics(values, models=("m",))
+        return ServerMetrics(values, model="m")
 
 
 def simulated(traffic: Traffic, *, cap: int, slow_by: float = 1.0) -> SimulatedServer:

@@ -26,7 +26,7 @@ from tuner.engines.seam import Starter
 from tuner.engines.server.start import ServerStarter
 from tuner.engines.vllm.start import VllmStarter
 from tuner.errors import RunError, UndecidedError, UsageError
-from tuner.live.exporter import Exporter
+from tuner.live.prometheus import Exporter
 from tuner.profile import profile as profiles
 from tuner.profile.profile import ServingProfile
 from tuner.runs.bench import execute

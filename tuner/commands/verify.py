@@ -200,8 +200,8 @@ def _starter_at(
     base, key = live_server.base_of(url), os.environ.get(KEY)
     if key is not None and not (key and key.isascii() and key.isprintable()):
         raise UsageError(f"{KEY} holds no key", hint="Set it to the server's key, or unset it.")
-    here = live_server.ask(base, direct=True)
-    if busy := int(live_server.read(base, direct=True).in_flight):
+    here = live_server.ask(base)
+    if busy := int(sum(map(here.metrics.get, (prometheus.RUNNING, prometheus.WAITING)))):
         raise GateError(
             f"{base} is serving {busy} requests: what is measured beside them is theirs too",
             hint="Wait until it is idle.",
@@ -251,7 +251,7 @@ def _allowed(url: str, requests: int, send_load: int | None) -> int | None:
 
 
 def _served(base: str) -> float:
-    return live_server.read(base, direct=True).get(prometheus.FINISHED)
+    return live_server.read(base).get(prometheus.FINISHED)
 
 
 def _check_same(profile: ServingProfile, here: LiveServer) -> None:

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, closing
 
 from tuner.commands.options import FOREVER, WatchOptions
@@ -19,8 +19,8 @@ from tuner.errors import (
 )
 from tuner.live import prometheus
 from tuner.live import server as live_server
-from tuner.live.exporter import Exporter
-from tuner.live.prometheus import ServerMetrics
+from tuner.live.prometheus import Exporter, ServerMetrics
+from tuner.live.server import LiveServer
 from tuner.live.watch import VERDICTS, Watch
 from tuner.profile.evidence import twin_of
 from tuner.profile.profile import ServingProfile
@@ -29,13 +29,13 @@ from tuner.profile.served_models import model_mismatch
 from tuner.profile.summary import is_simulated
 from tuner.traffic.window import parse_duration_s
 from tuner.views.live import Progress
-from tuner.views.watch import watch_json, watch_page
+from tuner.views.watch import watch_page
 
-GONE_S, GONE_READINGS = 60.0, 5
-"""A server that has not answered for so long, and so often, is gone."""
+GONE_S = 60.0
+"""A server that has not answered for so long is gone."""
 
-MOST_RESTARTS = 3
-"""Between two windows: a server that does so serves nobody, or is several."""
+MOST_RESTARTS = 2
+"""More than there are windows: a server that does so serves nobody, or is several."""
 
 STALLED_S = 120.0
 """A server in which requests run and no token comes for so long hangs."""
@@ -47,7 +47,6 @@ READINGS, MOST_EVERY_S, LEAST_TIMEOUT_S = 30, 2.0, 1.0
 def run(options: WatchOptions) -> None:
     """Watch and print. Raises GateError, UndecidedError, Interrupted, EngineError and others."""
     window_s = parse_duration_s(options.window, option="--window")
-    every_s = min(MOST_EVERY_S, window_s / READINGS)
     for_s = math.inf if options.for_ == FOREVER else parse_duration_s(options.for_, option="--for")
     if for_s < window_s:
         raise UsageError(
@@ -57,14 +56,27 @@ def run(options: WatchOptions) -> None:
     profile, url = load_profile(options.profile), options.url
     cure = "Sweep again; only a twin can predict what today's traffic should give."
     twin = twin_of(profile, options.profile, cure=cure, behind=profile.front_end)
-    watch = Watch(profile, twin, window_s, every_s)
-    live_server.read(url)
-    warnings = _warnings(profile, url)
-    stopped = _watched(watch, options, for_s, warnings)
+    watch = Watch(profile, twin, window_s, min(MOST_EVERY_S, window_s / READINGS))
+    here = live_server.ask(url)
+    warnings = _doubts(profile, here, url)
+    stopped = _watched(watch, here, options, for_s, warnings)
     if watch.restarts:
         warnings.append(f"{url}: restarted {watch.restarts} times: see its log")
     page = watch_page(watch, url=url, warnings=warnings, next_=_next(watch, options))
-    result = watch_json(watch, profile=str(options.profile), url=url, warnings=warnings)
+    result = {
+        "verdict": watch.verdict,
+        "reason": watch.reason,
+        "profile": str(options.profile),
+        "url": url,
+        "max_num_seqs": watch.cap,
+        "windows": watch.windows,
+        "requests": watch.requests,
+        "restarts": watch.restarts,
+        "measures": page.tables[0].records(),
+        "best": watch.choice and watch.choice.best,
+        "rightness": watch.rightness,
+        "warnings": warnings,
+    }
     finish(options, result, page)
     if stopped is not None:
         raise stopped
@@ -72,7 +84,7 @@ def run(options: WatchOptions) -> None:
 
 
 def _watched(
-    watch: Watch, options: WatchOptions, for_s: float, warnings: Sequence[str]
+    watch: Watch, here: LiveServer, options: WatchOptions, for_s: float, warnings: list[str]
 ) -> TunerError | None:
     """Take windows in until the time is over; return what ended it before."""
     with ExitStack() as stack:
@@ -85,11 +97,16 @@ def _watched(
         try:
             for at_s, metrics in _readings(options.url, watch.every_s, for_s, progress):
                 window = watch.add(at_s, metrics)
-                if watch.restarts_in_a_row >= MOST_RESTARTS:
-                    return InputError(
-                        f"{options.url}: was restarted {MOST_RESTARTS} times in a row, or several "
-                        "servers answer in turn, each with its own counts",
+                if watch.restarts > watch.windows + MOST_RESTARTS:
+                    raise InputError(
+                        f"{options.url}: was restarted again and again, or several servers answer "
+                        "in turn, each with its own counts",
                         hint="Give the address of one replica, not the one that shares them out.",
+                    )
+                if metrics.model != here.metrics.model:
+                    raise EngineError(
+                        f"{options.url}: serves {metrics.model} now, {here.metrics.model} before",
+                        hint="Watch it with the profile of that model.",
                     )
                 if window is not None:
                     progress.say(window)
@@ -109,10 +126,10 @@ def _readings(
     url: str, every_s: float, for_s: float, progress: Progress
 ) -> Iterator[tuple[float, ServerMetrics]]:
     """Yield a time and what the server counted by then, until ``for_s`` have passed. Raises
-    EngineError for a server that is gone, hangs or serves another model."""
+    EngineError for a server that is gone or hangs."""
     timeout_s = min(live_server.TIMEOUT_S, max(LEAST_TIMEOUT_S, every_s))
     begin_s = answered_s = moved_s = time.monotonic()
-    place, missed, tokens, models = 0, 0, -1.0, tuple[str, ...]()
+    place, tokens = 0, -1.0
     hint = "What was known until then stands above. Look at the server's log."
     while place * every_s <= for_s:
         time.sleep(max(0.0, begin_s + place * every_s - time.monotonic()))
@@ -120,25 +137,17 @@ def _readings(
         try:
             metrics = live_server.read(url, timeout_s=timeout_s)
         except InputError as problem:
-            missed += 1
             progress.say(f"no answer from {url}: {problem}")
-            if missed >= GONE_READINGS and time.monotonic() - answered_s >= GONE_S:
+            if time.monotonic() - answered_s >= GONE_S:
                 why = f"{url} does not answer any more: {problem}"
                 raise EngineError(why, hint=hint) from None
         else:
-            missed, answered_s, models = 0, time.monotonic(), models or metrics.models
-            if metrics.models not in {(), models}:
-                names = f"{', '.join(metrics.models)} now, {', '.join(models)} before"
-                raise EngineError(f"{url}: serves {names}", hint=hint)
-            running = metrics.get(prometheus.RUNNING)
-            if not running or metrics.get(prometheus.TOKENS) != tokens:
+            answered_s = time.monotonic()
+            if not metrics.get(prometheus.RUNNING) or metrics.get(prometheus.TOKENS) != tokens:
                 tokens, moved_s = metrics.get(prometheus.TOKENS), answered_s
-            elif (stalled_s := answered_s - moved_s) >= STALLED_S:
-                raise EngineError(
-                    f"{url} hangs: {running:.0f} requests run and no token came for "
-                    f"{stalled_s:.0f} s",
-                    hint=hint,
-                )
+            elif answered_s - moved_s >= STALLED_S:
+                why = f"{url} hangs: requests run and no token came for {STALLED_S:.0f} s"
+                raise EngineError(why, hint=hint)
             yield (sent_s + answered_s) / 2, metrics
         place = max(place, int((time.monotonic() - begin_s) // every_s)) + 1
 
@@ -148,32 +157,23 @@ def _export(exporter: Exporter, watch: Watch) -> None:
         exporter.set("watch_verdict", verdict == watch.verdict, verdict=verdict)
     for name, measure in watch.measures.items():
         exporter.set("watch_beyond", name in watch.beyond, measure=name)
-        if (mean := measure.interval()) is not None:
-            for bound, value in mean._asdict().items():
-                exporter.set("watch_measure", value, measure=name, bound=bound)
-    if watch.choice is not None:
-        exporter.set("watch_choice_rightness", watch.choice.rightness)
+        exporter.set("watch_measure", measure.mean.value, measure=name)
+    exporter.set("watch_choice_rightness", watch.rightness)
 
 
-def _warnings(profile: ServingProfile, url: str) -> list[str]:
+def _doubts(profile: ServingProfile, here: LiveServer, url: str) -> list[str]:
     """Return doubts about the profile and the server's model. Raises InputError where the server
     was started with another one."""
     warnings, verdict = list[str](), profile.decision.verdict
     if verdict in {"overloaded", "inconclusive"}:
         warnings.append(f"the profile's verdict is {verdict}: what it promises is little")
-    try:
-        here = live_server.ask(url)
-    except InputError:  # a gateway may pass on nothing but /metrics, which was read
-        return warnings
     mismatch = model_mismatch(profile, here.served)
     if mismatch is not None and mismatch.is_sure:
         raise InputError(
             f"{url}: serves {mismatch.words}",
             hint=f"Give the profile that was made for {mismatch.served}, or another address.",
         )
-    if mismatch is not None:
-        warnings.append(f"{url} serves {mismatch.words}")
-    return warnings
+    return warnings + ([f"{url} serves {mismatch.words}"] if mismatch is not None else [])
 
 
 def _raise_for(watch: Watch, options: WatchOptions) -> None:
@@ -181,11 +181,10 @@ def _raise_for(watch: Watch, options: WatchOptions) -> None:
     if verdict == "not enough evidence":
         hint = "Watch longer, or at a busier time: --for 2h."
         raise UndecidedError(f"{verdict}: {reason}", hint=hint)
-    if verdict == "re-tune now" and watch.server_is_why:
-        hint = "Look for a neighbor, a power or clock limit, or another configuration."
-    else:
-        hint = "Capture today's traffic (docs/traces.md) and run tuner sweep on it."
     if verdict == "re-tune now" or (verdict == "drifting" and options.fail_on == "drifting"):
+        hint = "Capture today's traffic (docs/traces.md) and run tuner sweep on it."
+        if "slowness" in watch.beyond:
+            hint = "Look for a neighbor, a power or clock limit, or another configuration."
         raise GateError(f"{verdict}: {reason}", hint=hint)
 
 
@@ -193,8 +192,7 @@ def _next(watch: Watch, options: WatchOptions) -> str:
     """Return what shows the cause."""
     if is_simulated(watch.profile) or watch.verdict in {"still valid", "not enough evidence"}:
         return command("show", options.profile)
-    if watch.server_is_why:
+    if "slowness" in watch.beyond:
         return command("show", options.profile, options.url)
-    rate = watch.measures["rate"].interval()
-    load = rate.value if rate is not None and rate.value > 0 else 1.0
-    return command("plan", options.profile, f"--load={load:.3g}")
+    rate = watch.measures["rate"].mean.value
+    return command("plan", options.profile, f"--load={rate if rate > 0 else 1.0:.3g}")

@@ -29,7 +29,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 
 from tuner.engines import page
 from tuner.engines.seam import ITERATION, UNKNOWN
-from tuner.live.control import About, Limits, LiveThread, switched_off
+from tuner.live.control import Control, State, complain
 from tuner.system.contain_errors import contain_errors
 
 _NAME = re.compile(r"(?:cmpl-)?tuner-(\d{1,18})(?!\d)")
@@ -70,11 +70,8 @@ class LiveScheduler(Scheduler):
         self._cells = np.zeros(1, page.PAGE)
         self._log: SchedulerLog | None = None
         self.log_into(os.environ.get(page.VARIABLE))
-        drafts = self.vllm_config.speculative_config is not None
-        most = self._cells["max_num_seqs"][0] if drafts else self.max_num_running_reqs
-        self.built = Limits(int(most), self.max_num_scheduled_tokens)
         path = os.environ.get(page.SOCKET)
-        self._live = contain_errors(switched_off, _control, self, path) if path else None
+        self._live = contain_errors(complain, self._control, path) if path else None
 
     def log_into(self, folder: str | None) -> None:
         """Take limits from the page of a folder, and log there; None: neither."""
@@ -84,16 +81,21 @@ class LiveScheduler(Scheduler):
         self._cells["max_num_seqs"] = getattr(self, self._cap)
         self._cells["max_num_batched_tokens"] = self.max_num_scheduled_tokens
 
-    def limits(self) -> Limits:
-        """See live.control.Knobs: this and the next two are called by its thread."""
-        cells = self._cells[0]
-        return Limits(int(cells["max_num_seqs"]), int(cells["max_num_batched_tokens"]))
+    def _control(self, path: str) -> Control:
+        """Let the socket at a path set the cap."""
+        from tuner.engines import devices  # noqa: PLC0415 - a server may lack what it needs
 
-    def load(self) -> tuple[int, int]:
-        return self.get_request_counts()
-
-    def set_max_num_seqs(self, cap: int) -> None:
-        self._cells["max_num_seqs"] = cap
+        drafts = self.vllm_config.speculative_config is not None
+        state = State(
+            vllm=vllm.__version__,
+            rank=int(self.vllm_config.parallel_config.data_parallel_index),
+            arguments=arguments_of(self.vllm_config),
+            device=dict(devices.device_facts()),
+            built=int(self._cells["max_num_seqs"][0] if drafts else self.max_num_running_reqs),
+        )
+        control = Control(path, state, self._cells)
+        control.start()
+        return control
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         begun_s, (cells,) = time.monotonic(), self._cells
@@ -134,7 +136,7 @@ class LiveScheduler(Scheduler):
 
     def shutdown(self) -> None:
         if self._live is not None:
-            contain_errors(switched_off, self._live.stop)
+            contain_errors(complain, self._live.stop)
         super().shutdown()
 
 
@@ -257,18 +259,6 @@ class SchedulerLog:
         used = self._blocks - scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
         counts = (decode, prefill, prefill_tokens, context, *scheduler.get_request_counts(), used)
         return (*counts, self.preemptions, self.lost_tokens, cached, prefill_context)
-
-
-def _control(scheduler: LiveScheduler, path: str) -> LiveThread:
-    about = About(
-        pid=os.getpid(),
-        rank=int(scheduler.vllm_config.parallel_config.data_parallel_index),
-        vllm=vllm.__version__,
-        arguments=arguments_of(scheduler.vllm_config),
-    )
-    thread = LiveThread(scheduler, path, about)
-    thread.start()
-    return thread
 
 
 def arguments_of(config: Any) -> dict[str, str | int | float | bool | None]:

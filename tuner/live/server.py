@@ -1,9 +1,7 @@
 """A running vLLM server: its version, models and configuration, and its metrics."""
 
+import re
 from dataclasses import dataclass
-
-import msgspec
-from msgspec import Struct
 
 from tuner.engines.seam import ArgumentValue
 from tuner.engines.vllm.flags import typed
@@ -25,48 +23,39 @@ _WORDS: dict[str, ArgumentValue] = {"True": True, "False": False, "None": None}
 class LiveServer:
     """A server's own account, as far as it is open without a login."""
 
+    metrics: ServerMetrics
     version: str | None
     arguments: dict[str, ArgumentValue]
     """Engine arguments as resolved, and other settings of the cache beside them."""
-    served: tuple[ServedModel, ...] = ()
+    served: tuple[ServedModel, ...]
     """Without ``root`` where ``/v1/models`` is not open, as with ``--api-key``."""
 
 
-class _Version(Struct):
-    version: str
-
-
-def ask(url: str, *, direct: bool = False) -> LiveServer:
-    """Read ``/version``, ``/v1/models`` and ``/metrics``, ``direct``: past every proxy.
+def ask(url: str) -> LiveServer:
+    """Read ``/version``, ``/v1/models`` and ``/metrics``.
 
     Raises InputError where no vLLM answers, and UsageError for what is not an address.
     """
-    metrics, base = read(url, direct=direct), base_of(url)
-    arguments = {
-        name: _WORDS[text] if text in _WORDS else typed(text)
-        for name, text in metrics.cache_config.items()
-        if name != "engine"
-    }
-    if "cache_dtype" in arguments:  # vLLM's name of what the argument became
-        arguments["kv_cache_dtype"] = arguments.pop("cache_dtype")
-    served = served_models.listed(_if_open(f"{base}/v1/models", direct=direct))
+    base, metrics = base_of(url), read(url)
+    config = {**(metrics.cache_config or {})}
+    config.pop("engine", None)
+    if "cache_dtype" in config:  # vLLM's name of what the argument became
+        config["kv_cache_dtype"] = config.pop("cache_dtype")
+    arguments = {name: _WORDS.get(text, typed(text)) for name, text in config.items()}
+    served = served_models.listed(_if_open(f"{base}/v1/models"))
     lengths = {model.max_model_len for model in served}
     if len(lengths) == 1 and (length := lengths.pop()) is not None:
         arguments["max_model_len"] = length
-    version = None
-    try:
-        text = _if_open(f"{base}/version", direct=direct)
-        version = msgspec.json.decode(text, type=_Version).version[:100]
-    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
-        pass
-    return LiveServer(version, arguments, served or tuple(map(ServedModel, metrics.models)))
+    version = re.search(r'"version": *"([^"]{1,100})"', _if_open(f"{base}/version"))
+    names = [ServedModel(metrics.model)] if metrics.model else []
+    return LiveServer(metrics, version and version[1], arguments, served or tuple(names))
 
 
-def read(url: str, *, timeout_s: float = TIMEOUT_S, direct: bool = False) -> ServerMetrics:
+def read(url: str, *, timeout_s: float = TIMEOUT_S) -> ServerMetrics:
     """Return the metrics of a server. Raises InputError, and UsageError for what is not an
     address."""
     address = f"{base_of(url)}/metrics"
-    return prometheus.parse(get(address, timeout_s=timeout_s, direct=direct), source=address)
+    return prometheus.parse(get(address, timeout_s=timeout_s), source=address)
 
 
 def base_of(url: str) -> str:
@@ -74,23 +63,20 @@ def base_of(url: str) -> str:
     return http.check_address(url, option="--url").removesuffix("/metrics").removesuffix("/v1")
 
 
-def _if_open(url: str, *, direct: bool) -> str:
+def get(url: str, *, timeout_s: float = TIMEOUT_S) -> str:
+    """Return the text at an address, past every proxy, as replays go. Raises InputError for any
+    status but 200."""
+    request = http.HttpRequest(url, MAX_ANSWER_BYTES, direct=True)
+    response = http.ask(request, timeout_s=timeout_s)
+    if response.status != 200:
+        hint = "Give a vLLM server's own address, that is open and past every login."
+        raise InputError(f"{url}: answers {response.status}", hint=hint)
+    return response.content.decode("utf-8", "replace")
+
+
+def _if_open(url: str) -> str:
     """Return what is there, or nothing: a gateway in front may not pass it on."""
     try:
-        return get(url, direct=direct)
+        return get(url)
     except InputError:
         return ""
-
-
-def get(url: str, *, timeout_s: float = TIMEOUT_S, direct: bool = False) -> str:
-    """Return the text at an address. Raises InputError for any status but 200."""
-    question = http.HttpRequest(url, MAX_ANSWER_BYTES, direct=direct)
-    return text_of(http.ask(question, timeout_s=timeout_s), url)
-
-
-def text_of(answer: http.HttpResponse, url: str) -> str:
-    """Return the text of an answer. Raises InputError for any status but 200."""
-    if answer.status != 200:
-        hint = "Give a vLLM server's own address, that is open and past every login."
-        raise InputError(f"{url}: answers {answer.status}", hint=hint)
-    return answer.content.decode("utf-8", "replace")

@@ -6,25 +6,24 @@ simulated: they are alike.
 """
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from tuner.errors import ProfileError
 from tuner.profile.evidence import StoredTwin
-from tuner.profile.profile import CurveStep, ServingProfile
-from tuner.traffic.constants import DRAWS
+from tuner.profile.profile import CurveStep, Predicted, ServingProfile
+from tuner.profile.summary import promised
+from tuner.traffic.constants import DRAWS, EQUAL_ATTAINMENT
 from tuner.traffic.requirements import Requirement
 from tuner.traffic.routing import least_in_flight
-from tuner.traffic.slo import Slo
-from tuner.twin.decide import Bounds, rule
-from tuner.twin.samples import Draw, Loads, Samples, ask, draws_of, scaled
+from tuner.twin.decide import Choice, decide, rule
+from tuner.twin.samples import Draw, Samples, ask, draws_of, loads_of, scaled
 from tuner.twin.simulation import Traffic
-
-FleetRouter = Literal["least", "rr", "random"]
 
 ASKED_REPLICAS, MOST_ROUTED = 4, 32
 """Replicas of a fleet that are simulated, and those that requests are shared out among: among more
@@ -32,117 +31,142 @@ nothing else depends on their number."""
 
 MOST_REPLICAS, MOST_TIMES = 100_000, 64
 """And times the stored traffic: a replica that cannot carry so little of it can carry nothing."""
+LEAST_TARGET = 0.9
+"""Share in time that is planned for where the profile itself promises less: nobody wants more of
+that."""
 SEED = 0
 """Of copies and of the routing."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Fleet:
     """Servers that are alike, and the load that they share."""
 
+    profile: ServingProfile
     twin: StoredTwin
     """Of one of them."""
-    slo: Slo
     load: float
     """Times the stored traffic."""
-    router: FleetRouter
     requirements: tuple[Requirement, ...] = ()
-
-    @cached_property
-    def draws(self) -> list[Draw]:
-        """The first of the draws that made the profile's promise."""
-        twin = self.twin
-        return draws_of(twin.laws[:DRAWS], twin.machine, [twin.traffic])
+    given: int | None = None
+    """Replicas; None for as many as the load needs."""
 
     @property
-    def law(self) -> list[Draw]:
-        """The law alone."""
-        return [Draw(self.twin.law, self.twin.machine.front_end)]
+    def cap(self) -> int:
+        return self.profile.decision.max_num_seqs
+
+    @property
+    def router(self) -> str:
+        """The profile's; where sessions keep to a server, the nearest to it."""
+        router = self.profile.provenance.router
+        return "least" if router in {None, "session"} else str(router)
+
+    @cached_property
+    def caps(self) -> list[int]:
+        return sorted({self.cap, *(step.max_num_seqs for step in self.profile.curve)})
+
+    @cached_property
+    def rps(self) -> float:
+        return self.load * len(self.twin.traffic) / self.twin.length_s
+
+    @cached_property
+    def target(self) -> float:
+        """Share of the requests that is to meet the SLO: what the profile promises."""
+        given = promised(self.profile)
+        sure = (
+            given.intervals["attainment"][0] if isinstance(given, Predicted) else given.attainment
+        )
+        return max(LEAST_TARGET, sure - EQUAL_ATTAINMENT)
+
+    @cached_property
+    def needed(self) -> int | None:
+        """How many replicas the load needs, by the draws that made the promise."""
+        return self._fewest(self.cap, self._draws, self.requirements)
+
+    @cached_property
+    def needed_by_cap(self) -> dict[int, int | None]:
+        """About how many replicas each cap needs, whatever is required, by the law alone."""
+        law = [Draw(self.twin.law, self.twin.machine.front_end)]
+        return {cap: self._fewest(cap, law) for cap in self.caps}
+
+    @cached_property
+    def replicas(self) -> int:
+        return self.given or self.needed or math.ceil(self.load)
+
+    @cached_property
+    def samples(self) -> Samples:
+        """What each cap gives a replica, by the draws that made the promise."""
+        return self.ask(self.caps, self._draws, self.replicas)
+
+    def choice(self, caps: Sequence[int], replicas: int) -> Choice:
+        """Return what a sweep of this load would choose, and how far each cap keeps what is
+        required."""
+        front_end = self.twin.machine.front_end
+        laws = [Draw(law, front_end) for law in self.twin.laws[:DRAWS]]
+        samples = self.ask(caps, laws, replicas, self.profile.promise.headroom)
+        return decide(samples, requirements=self.requirements)
+
+    @cached_property
+    def _draws(self) -> list[Draw]:
+        return draws_of(self.twin.laws[:DRAWS], self.twin.machine, [self.twin.traffic])
+
+    def _fewest(
+        self, cap: int, draws: Sequence[Draw], requirements: Sequence[Requirement] = ()
+    ) -> int | None:
+        """Return the fewest replicas with which 97.5 % of the draws reach the target and all that
+        is required is kept; None where no number does."""
+
+        def is_enough(replicas: int) -> bool:
+            ends = self.ask([cap], draws, replicas).ends("attainment", cap)
+            if ends is None or ends[0] < self.target:
+                return False
+            return not requirements or not self.choice([cap], replicas).bounds.broken(cap)
+
+        counts = range(1, min(MOST_REPLICAS, math.ceil(MOST_TIMES * self.load)) + 1)
+        place = bisect_left(counts, True, key=is_enough)
+        return counts[place] if place < len(counts) else None
 
     def ask(
-        self, caps: Sequence[int], draws: Sequence[Draw], *, replicas: int, headroom: float = 1.0
+        self, caps: Sequence[int], draws: Sequence[Draw], replicas: int, headroom: float = 1.0
     ) -> Samples:
         """Return what each cap gives a replica, of so many, and with ``headroom`` times the load:
         the mean over those that are simulated."""
-        twin = self.twin
-        rate_rps = self.load * len(twin.traffic) / twin.length_s / replicas
-        today, raised = (self._parts(replicas, load) for load in (1.0, headroom))
-        empty = twin.traffic.rows(slice(0))
-        parts = [pair for pair in zip(today, raised, strict=True) if all(map(len, pair))]
-        samples = []
-        for part, more in parts or [(empty, empty)]:
-            loads = Loads(part, (more,) if headroom > 1 else (), headroom, rate_rps)
-            samples.append(ask(draws, loads, caps, twin.shape, self.slo))
-        return replace(samples[0], values=np.mean([each.values for each in samples], axis=0))
+        parts = [part for part in self._parts(replicas) if len(part)]
+        values, slo = [], self.profile.decision.slo.slo
+        for part in parts or [self.twin.traffic.rows(slice(0))]:
+            loads = loads_of(part, headroom, seed=SEED, rate_rps=self.rps / replicas)
+            values.append(ask(draws, loads, caps, self.twin.shape, slo).values)
+        return Samples(tuple(caps), np.mean(values, axis=0))
 
-    def bounds(self, caps: Sequence[int], *, replicas: int, headroom: float) -> Bounds:
-        """Return how far each cap is sure to keep what is required, with headroom at so many times
-        the load."""
-        front_end = self.twin.machine.front_end
-        laws = [Draw(law, front_end) for law in self.twin.laws[:DRAWS]]  # as in a sweep
-        samples = self.ask(caps, laws, replicas=replicas, headroom=headroom)
-        return Bounds(self.requirements, samples)
-
-    def replicas_for(
-        self, cap: int, *, attainment: float, headroom: float, draws: Sequence[Draw] | None = None
-    ) -> int | None:
-        """Return the fewest replicas with which 97.5 % of the draws serve this share of requests
-        within the SLO and all that is required is kept; None where no number does. With other
-        ``draws`` about how many, whatever is required."""
-
-        def enough(replicas: int) -> bool:
-            samples = self.ask((cap,), draws or self.draws, replicas=replicas)
-            ends = samples.ends("attainment", cap)
-            if ends is None or ends[0] < attainment:
-                return False
-            if draws is not None:
-                return True
-            return not self.bounds((cap,), replicas=replicas, headroom=headroom).broken(cap)
-
-        return self._least(enough)
-
-    def _least(self, enough: Callable[[int], bool]) -> int | None:
-        """Return the least number of replicas that is enough, if any is."""
-        most = min(MOST_REPLICAS, math.ceil(MOST_TIMES * self.load))
-        low, high = 0, min(most, math.ceil(self.load))
-        while not enough(high):
-            if high == most:
-                return None
-            low, high = high, min(most, 2 * high)
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (low, middle) if enough(middle) else (middle, high)
-        return high
-
-    def _parts(self, replicas: int, times: float) -> list[Traffic]:
-        """Return the traffic of a few of so many replicas, at so many times the load."""
-        twin, rng = self.twin, np.random.default_rng(SEED)
-        routed = min(replicas, MOST_ROUTED)
-        traffic = scaled(twin.traffic, times * self.load * routed / replicas, rng)
+    def _parts(self, replicas: int) -> list[Traffic]:
+        """Return the traffic of a few of so many replicas."""
+        law, rng, routed = self.twin.law, np.random.default_rng(SEED), min(replicas, MOST_ROUTED)
+        traffic = scaled(self.twin.traffic, self.load * routed / replicas, rng)
         numbers = np.arange(len(traffic)) % routed
         if self.router == "random":
             numbers = rng.integers(0, routed, len(traffic))
         elif self.router == "least":
             # about how long each is in flight, on a replica that is half full
-            law = twin.law
             token_s = float(law.decode_s[(len(law.decode_s) - 1) // 2])
-            prompts_s = law.decode_s[0] + law.prefill_token_s * traffic.input_length
-            lasting_s = prompts_s + token_s * traffic.output_length + twin.shape.lag_s
+            prompts_s = law.prefill_token_s * traffic.input_length
+            lasting_s = prompts_s + token_s * traffic.output_length
             numbers = least_in_flight(traffic.arrival_s, lasting_s, routed)
-        first = rng.choice(routed, min(routed, ASKED_REPLICAS), replace=False)
-        return [traffic.rows(np.flatnonzero(numbers == replica)) for replica in first.tolist()]
+        return [
+            traffic.rows(np.flatnonzero(numbers == replica))
+            for replica in range(min(routed, ASKED_REPLICAS))
+        ]
 
 
 class SharedCap(NamedTuple):
-    """One value of ``max_num_seqs`` for several kinds of traffic, each of which gets its turn."""
+    """One value of ``max_num_seqs`` for two kinds of traffic, each of which gets its turn."""
 
     max_num_seqs: int
     shares: list[float]
     """Of each kind the requests within its SLO."""
-    lost: list[float]
-    """Of these what each profile's own choice gives more."""
-    longer: list[float]
-    """Times the p99 E2EL of each profile's own choice."""
+    lost: float
+    """The most of these that a profile's own choice gives more."""
+    longer: float
+    """The most times that its p99 E2EL is that of a profile's own choice."""
 
 
 def shared_caps(profiles: Sequence[ServingProfile]) -> tuple[list[SharedCap], SharedCap]:
@@ -150,23 +174,23 @@ def shared_caps(profiles: Sequence[ServingProfile]) -> tuple[list[SharedCap], Sh
     it costs no kind much, by the same tolerances as any choice. Raises ProfileError where they have
     none in common."""
     curves = [{step.max_num_seqs: step for step in profile.curve} for profile in profiles]
-    caps = []
-    for cap in sorted(set.intersection(*map(set, curves))):
-        pairs = [
-            (curve[cap], curve.get(profile.decision.max_num_seqs, curve[cap]))
-            for curve, profile in zip(curves, profiles, strict=True)
-        ]
-        shares = [step.attainment for step, _ in pairs]
-        lost = [max(0.0, own.attainment - step.attainment) for step, own in pairs]
-        longer = [_tail_ms(step) / _tail_ms(own) for step, own in pairs]
-        caps.append(SharedCap(cap, shares, lost, longer))
-    if not caps:
+    known = sorted(set.intersection(*map(set, curves)))
+    if not known:
         raise ProfileError(
             "the profiles have no max_num_seqs in common", hint="Sweep both to one --ceiling."
         )
-    losses, tails = [1 - max(each.lost) for each in caps], [max(each.longer) for each in caps]
-    return caps, caps[int(rule(losses, tails).choice)]
+    caps = []
+    for cap in known:
+        shares, lost, longer = list[float](), 0.0, 0.0
+        for curve, profile in zip(curves, profiles, strict=True):
+            step, own = curve[cap], curve.get(profile.decision.max_num_seqs, curve[cap])
+            shares.append(step.attainment)
+            lost = max(lost, own.attainment - step.attainment)
+            longer = max(longer, _tail_ms(step) / _tail_ms(own))
+        caps.append(SharedCap(cap, shares, lost, longer))
+    ruling = rule([1 - each.lost for each in caps], [each.longer for each in caps])
+    return caps, caps[int(ruling.choice)]
 
 
 def _tail_ms(step: CurveStep) -> float:
-    return math.inf if step.e2el_ms is None else max(1e-6, step.e2el_ms.p99)
+    return max(1e-6, step.e2el_ms.p99) if step.e2el_ms else math.inf

@@ -14,12 +14,15 @@ from tuner.profile.summary import milliseconds, minutes, percent
 from tuner.replay.numbers import Measurement
 from tuner.replay.replay import LiveReading
 from tuner.system.printable import printable
+from tuner.views.numbers import cells
 
 if TYPE_CHECKING:
-    from tuner.live.exporter import Exporter
+    from tuner.live.prometheus import Exporter
 
 EVERY_S = 0.5
 """Between two drawings: each takes a millisecond of the loop that sends."""
+
+EXPORTED = ("attainment", "goodput_rps", "tpot_p95_s", "e2el_p99_s")
 
 
 class Progress:
@@ -33,21 +36,18 @@ class Progress:
         self.exporter: Exporter | None = None
         self._what, self._length_s = "", 0.0
         self._began_s, self._drawn_s = time.monotonic(), 0.0
-        is_plain = self.console.is_dumb_terminal or any(map(os.environ.get, ("CI", "NO_COLOR")))
-        self._last: Live | None = None
-        if self.console.is_terminal and not is_plain:
-            self._last = Live(
-                console=self.console, auto_refresh=False, transient=True, redirect_stdout=False
-            )
+        self._last = Live(
+            console=self.console, auto_refresh=False, transient=True, redirect_stdout=False
+        )
 
     def __enter__(self) -> Self:
-        if self._last is not None:
+        is_plain = self.console.is_dumb_terminal or any(map(os.environ.get, ("CI", "NO_COLOR")))
+        if self.console.is_terminal and not is_plain:
             self._last.start()
         return self
 
     def __exit__(self, *_raised: object) -> None:
-        if self._last is not None:
-            self._last.stop()
+        self._last.stop()
 
     def named(self, name: str) -> "Progress":
         """Return the same for one part of the work, whose lines begin with its name."""
@@ -71,50 +71,45 @@ class Progress:
     def trial(self, what: str, length_s: float) -> None:
         """A replay begins."""
         self._what, self._length_s = what, length_s
-        if self._last is None:
-            self.say(f"{what}: {length_s:.0f} s")
-        self.show(f"{what}: {length_s:.0f} s")
+        (self.show if self._last.is_started else self.say)(f"{what}: {length_s:.0f} s")
 
     def live(self, seen: LiveReading) -> None:
         """Show a replay under way."""
         if self.exporter is not None:
             self.exporter.set("in_flight", seen.in_flight)
-        if self._last is None:
-            return
-        parts = [f"{seen.decoding} decoding, {seen.waiting} before a first token"]
-        if seen.tpot_s is not None:
-            parts.append(f"TPOT {milliseconds(1e3 * seen.tpot_s)}")
-        length = f"{self._what}: {seen.elapsed_s:.0f} of {self._length_s:.0f} s"
-        self.show(f"{length}, {', '.join(parts)}", at_once=False)
+        if time.monotonic() - self._drawn_s >= EVERY_S:
+            tpot = "" if seen.tpot_s is None else f", TPOT {milliseconds(1e3 * seen.tpot_s)}"
+            self.show(
+                f"{self._what}: {seen.elapsed_s:.0f} of {self._length_s:.0f} s, "
+                f"{seen.decoding} decoding, {seen.waiting} before a first token{tpot}"
+            )
 
     def believed(self, best: int, agreeing: int, draws: int) -> None:
         self.show(f"max_num_seqs {best} is best in {agreeing} of {draws} draws")
 
     def measured(self, what: str, numbers: Measurement) -> None:
         """Print what a replay gave."""
-        if self.exporter is not None:
-            self.exporter.measured(numbers)
+        for name, value in zip(EXPORTED, cells(numbers, *EXPORTED), strict=True):
+            if self.exporter is not None and isinstance(value, float):
+                self.exporter.set(name, value, max_num_seqs=numbers.max_num_seqs)
         share = numbers.attainment_bound if numbers.cut else numbers.attainment
-        parts = [
-            f"{what}: {'at most ' * bool(numbers.cut)}{percent(share)} met the SLO",
-            f"{numbers.output_tokens_per_s:,.0f} tok/s",
-        ]
+        text = f"{what}: {'at most ' * bool(numbers.cut)}{percent(share)} met the SLO"
+        text += f", {numbers.output_tokens_per_s:,.0f} tok/s"
         if numbers.tpot_s is not None:
-            parts.append(f"p95 TPOT {milliseconds(1e3 * numbers.tpot_s.p95)}")
+            text += f", p95 TPOT {milliseconds(1e3 * numbers.tpot_s.p95)}"
         if numbers.e2el_s is not None:
-            parts.append(f"p99 E2EL {milliseconds(1e3 * numbers.e2el_s.p99)}")
-        self.say(", ".join(parts) + (f" (cut: {numbers.cut})" if numbers.cut else ""))
+            text += f", p99 E2EL {milliseconds(1e3 * numbers.e2el_s.p99)}"
+        self.say(text + (f" (cut: {numbers.cut})" if numbers.cut else ""))
 
-    def show(self, text: str, *, at_once: bool = True) -> None:
-        """Change the last line; it is drawn now, or with the next change after EVERY_S."""
-        now_s = time.monotonic()
-        if self._last is None or not (at_once or now_s - self._drawn_s >= EVERY_S):
+    def show(self, text: str) -> None:
+        """Change the last line."""
+        if not self._last.is_started:
             return
-        self._drawn_s = now_s
+        self._drawn_s = time.monotonic()
         left_s = self.budget_s - self.elapsed_s
         left = f" [at most {minutes(max(0.0, left_s))} left]" if math.isfinite(left_s) else ""
         line = Text(printable(f"{self.prefix}{text}{left}"), no_wrap=True, overflow="ellipsis")
-        self._last.update(line, refresh=self._last.is_started)
+        self._last.update(line, refresh=True)
 
     @property
     def elapsed_s(self) -> float:

@@ -183,8 +183,8 @@ def test_a_running_server_is_watched(server: RealServer, folder: Path) -> None:
     assert done.code in {OK, UNDECIDED, GATE_FAILED}, done.stderr
     assert done.json["windows"] >= 6
     assert done.json["restarts"] == 0
-    runs_another_cap = done.json["most_running"] > done.json["max_num_seqs"]
-    assert done.json["measures"]["slowness"]["windows"] >= 1 or runs_another_cap, done.json
+    windows = {row["measure"]: row["windows"] for row in done.json["measures"]}
+    assert windows["slowness"] >= 1, done.json
 
 
 # Changed
@@ -245,7 +245,7 @@ def test_under_load_the_cap_is_changed_and_back_and_no_request_is_dropped(
         assert done.code == OK, done.stderr
         assert load.most_running(cap) == cap
         (state,) = run(folder, "live", *sockets, "--json").json["servers"]
-        assert state["limits"]["max_num_seqs"] == cap
+        assert state["max_num_seqs"] == cap
         assert run(folder, "live", "--reset", "--socket", server.socket).code == OK
         assert load.most_running(CAP) == CAP
     assert len(load.answers) > 3 * CLIENTS
@@ -263,8 +263,8 @@ def test_more_than_the_server_was_built_for_is_refused(server: RealServer) -> No
     assert "max_num_seqs" in refused.error
     with socket.socket(socket.AF_UNIX) as stranger:  # who does not ask what it was built for
         stranger.connect(str(server.socket))
-        stranger.sendall(b'{"version": 3, "do": "set", "max_num_seqs": 9}\n')
+        stranger.sendall(b'{"do": "set", "max_num_seqs": 9}\n')
         answer = json.loads(stranger.makefile().readline())
-    assert (answer["ok"], answer["kind"]) == (False, "refused")
+    assert "max_num_seqs must be from 1 to" in answer["error"]
     (state,) = run(server.folder, "live", "--socket", server.socket, "--json").json["servers"]
-    assert state["limits"]["max_num_seqs"] == CAP
+    assert state["max_num_seqs"] == CAP

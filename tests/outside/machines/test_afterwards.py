@@ -58,7 +58,8 @@ def test_plan_speaks_of_all_servers_that_share_the_trace(swept: Swept, tmp_path:
     assert plan["rps"] == pytest.approx(11.3, rel=0.05)
     assert (plan["load"], plan["router"]) == (1.0, "rr")
     assert plan["replicas_needed"] in {3, 4}
-    assert plan["replicas_by_cap"]["4"] > plan["replicas_by_cap"]["16"]
+    by_cap = {step["max_num_seqs"]: step["replicas"] for step in plan["steps"]}
+    assert by_cap[4] > by_cap[16]
 
 
 def test_plan_finds_the_cap_that_keeps_what_is_required(knee: Path) -> None:
