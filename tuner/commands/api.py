@@ -96,9 +96,9 @@ def curve(profile: ServingProfile) -> Rows:
 def table(run_dir: str | Path, name: str) -> Rows:
     """Return the rows of a run's ``replays`` (the windows that were replayed), ``requests`` (those
     sent) or ``iterations`` (the engine's). Times in seconds."""
-    from tuner.views.tables import TABLES  # noqa: PLC0415 - pyarrow
+    from tuner.views.tables import of_run  # noqa: PLC0415 - pyarrow
 
-    rows: Rows = TABLES[name](read_run(Path(run_dir))).to_pylist()
+    rows: Rows = of_run(read_run(Path(run_dir)), name).to_pylist()
     return rows
 
 

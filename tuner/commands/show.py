@@ -14,6 +14,7 @@ from tuner.commands.shared.run_folder import command_of, making_sense, read_run,
 from tuner.errors import ByHandError, InputError, RunError, TargetError, UsageError
 from tuner.profile import profile as profiles
 from tuner.profile.profile import ServingProfile
+from tuner.replay.records import Replay
 from tuner.rollout import difference, fit
 from tuner.rollout.find import Target, is_profile, read_text
 from tuner.runs.cluster.prices import parse_prices, price_of
@@ -23,7 +24,7 @@ from tuner.system import files
 from tuner.system.printable import printable
 from tuner.trace.trace import load as load_trace
 from tuner.views.html import GENERATOR, page_html
-from tuner.views.over_time import steps_of, steps_section, traffic_section
+from tuner.views.over_time import steps_section, traffic_section
 from tuner.views.page import Cell, Column, Page, Section, Table
 from tuner.views.profile import profile_page, several_page
 from tuner.views.text import print_json, print_page
@@ -106,19 +107,22 @@ def _run_page(run_dir: Path, *, over_time: bool) -> Page:
     page = page or _unfinished(book)
     if not over_time:
         return page
-    steps, lost = steps_of(book)
+    replays, lost = list[Replay](), list[str]()
+    for event in book.of(Replayed):
+        try:
+            replays.append(book.replay(event))
+        except RunError as problem:
+            lost.append(str(problem))
     if lost:
         words = f"{len(lost)} of its replays cannot be read back: {lost[0]}."
         page = replace(page, missing=f"{page.missing} {words}".strip())
-    sections, slo = [*page.sections], None
+    sections = [*page.sections]
     if (path := run_dir / TRACE_COPY).exists():
         selection = Evidence(book).selection()
         windows = selection.windows if selection else ()
         sections.append(traffic_section(load_trace(path).requests, windows))
-    if (path := run_dir / "profile.yaml").exists():
-        slo = profiles.load(path).decision.slo.slo
-    if steps:
-        sections.append(steps_section(steps, slo))
+    if replays:
+        sections.append(steps_section(replays))
     return replace(page, sections=sections)
 
 
@@ -257,7 +261,7 @@ def _table(options: ShowOptions, name: str) -> "pa.Table":
     """Return the table that a file of this name holds. Raises RunError."""
     from tuner.views import tables  # noqa: PLC0415 - pyarrow
 
-    if name not in tables.TABLES:
+    if name not in tables.NAMES:
         result = [table for table in _page(options).tables if table.rows]
         if not result:
             raise RunError(f"{options.source}: no table yet", hint=CONTINUE)
@@ -266,4 +270,4 @@ def _table(options: ShowOptions, name: str) -> "pa.Table":
     if not any(book.of(Replayed)):
         raise RunError(f"{options.source}: nothing measured yet", hint=CONTINUE)
     with making_sense(options.source, is_stored=True):
-        return tables.TABLES[name](book)
+        return tables.of_run(book, name)

@@ -91,7 +91,6 @@ def run(options: VerifyOptions) -> None:
             verified,
             profile,
             tolerance=options.tolerance,
-            of_server=options.url is not None,
             run_dir=str(book.run_dir),
             next_=_next(options, profile, verified),
         )

@@ -1,5 +1,7 @@
 """The numbers that tables have in common: one heading and one unit each. Pure."""
 
+from tuner.profile.profile import CapNumbers
+from tuner.profile.summary import percent
 from tuner.replay.numbers import Measurement
 from tuner.views.page import Cell, Column
 
@@ -13,33 +15,29 @@ COLUMNS = {
         Column("ttft_p99_s", "TTFT p99", "time"),
         Column("tpot_p95_s", "TPOT p95", "time"),
         Column("e2el_p99_s", "E2EL p99", "time"),
-        Column("queue_p95_s", "queue p95", "time"),
-        Column("running_peak", "running peak", "count"),
-        Column("in_flight_peak", "in flight", "count"),
         Column("kv_peak", "KV peak", "share"),
         Column("preemptions", "preempted", "count"),
     )
 }
-BOUNDED = ("attainment", "goodput_rps")
-"""Numbers of which a replay that was cut short has only a bound."""
 
 
-def cells(numbers: Measurement, *names: str) -> list[Cell]:
-    """Return what was measured, by the names of columns; None where it is not known."""
-    return [_cell(numbers, name) for name in names]
-
-
-def _cell(numbers: Measurement, name: str) -> Cell:
-    if numbers.cut and name in BOUNDED:
-        return f"<={100 * numbers.attainment_bound:.1f}%" if name == "attainment" else "cut"
-    if name in {"running_peak", "preemptions"} and not numbers.is_logged:
-        return None
+def value(numbers: Measurement | CapNumbers, name: str) -> float | None:
+    """Return a number by the name of its column; None where it is not known."""
     if name == "kv_peak":
         usage = numbers.kv_cache_usage
         return None if usage is None else float(usage.peak)
-    if name.endswith("_s"):
-        stem, quantile, _ = name.rsplit("_", 2)
-        spread = getattr(numbers, f"{stem}_s")
-        return None if spread is None else float(getattr(spread, quantile))
-    value: Cell = getattr(numbers, name)
-    return value
+    stem, _, quantile = name.removesuffix("_s").rpartition("_")
+    if not quantile.startswith("p9"):
+        return getattr(numbers, name)  # type: ignore[no-any-return]
+    unit, times = ("ms", 1e-3) if isinstance(numbers, CapNumbers) else ("s", 1.0)
+    spread = getattr(numbers, f"{stem}_{unit}")
+    return None if spread is None else round(times * getattr(spread, quantile), 9)
+
+
+def cells(numbers: Measurement, *names: str) -> list[Cell]:
+    """Return what was measured, by the names of columns. Of a replay that was cut short some
+    numbers have only a bound."""
+    bounds: dict[str, Cell] = {}
+    if numbers.cut:
+        bounds = {"attainment": f"<={percent(numbers.attainment_bound)}", "goodput_rps": "cut"}
+    return [bounds.get(name, value(numbers, name)) for name in names]

@@ -40,39 +40,33 @@ class Table(Struct, frozen=True):
         return [dict(zip(names, row, strict=True)) for row in self.rows]
 
 
-class Series(Struct, frozen=True):
-    """One line of a chart; a gap where y is None."""
-
-    x: list[float]
-    y: list[float | None]
-    name: str = ""
-    low: list[float | None] = field(default_factory=list)
-    high: list[float | None] = field(default_factory=list)
-    """The ends of its interval, a band behind the line."""
-    is_accent: bool = False
-    is_dashed: bool = False
-    has_dots: bool = False
-    has_line: bool = True
-
-
 class Mark(Struct, frozen=True):
-    """A line across a chart at one value of an axis."""
+    """A line across a chart at one value of x."""
 
     at: float
     label: str = ""
-    axis: Literal["x", "y"] = "x"
     is_accent: bool = False
 
 
 class Chart(Struct, frozen=True):
+    """A line, with gaps where y is None."""
+
     title: str
-    series: list[Series]
+    x: list[float]
+    y: list[float | None]
     kind: Kind = "number"
     """Of the y axis."""
+    low: list[float | None] = field(default_factory=list)
+    high: list[float | None] = field(default_factory=list)
+    """The ends of an interval for each y, a band behind the line."""
+    points: list[tuple[float, float | None]] = field(default_factory=list)
+    """Measurements beside the line."""
     x_label: str = ""
     by_cap: bool = False
-    """Whether x is a ``max_num_seqs``: logarithmic, with a tick at each."""
+    """Whether x is a ``max_num_seqs``: logarithmic, with a tick and a dot at each."""
     marks: list[Mark] = field(default_factory=list)
+    limit: float | None = None
+    """Of y, by the SLO."""
     shades: list[tuple[float, float]] = field(default_factory=list)
     """Parts of the x axis that are set off."""
     note: str = ""

@@ -6,28 +6,12 @@ from tuner.engines.devices import gpus_of
 from tuner.profile.profile import CapNumbers, CurveStep, ServingProfile
 from tuner.profile.summary import block_of, facts_of, percent, promised, with_share
 from tuner.runs.cluster.prices import per_million_tokens
-from tuner.traffic.slo import Slo
-from tuner.views.numbers import COLUMNS
-from tuner.views.page import Cell, Chart, Column, Mark, Page, Section, Series, Table
+from tuner.views.numbers import COLUMNS, value
+from tuner.views.page import Cell, Chart, Column, Mark, Page, Section, Table, text
 
-PLACES = {
-    "attainment": "attainment",
-    "goodput_rps": "goodput_rps",
-    "output_tokens_per_s": "output_tokens_per_s",
-    "ttft_p99_s": "ttft_ms.p99",
-    "tpot_p95_s": "tpot_ms.p95",
-    "e2el_p99_s": "e2el_ms.p99",
-    "kv_peak": "kv_cache_usage.peak",
-    "preemptions": "preemptions",
-}
-"""Column of the curve → where a profile has its number."""
-INTERVALS = {
-    "attainment": "attainment",
-    "goodput_rps": "goodput_rps",
-    "tpot_p95_s": "tpot_p95_ms",
-    "e2el_p99_s": "e2el_p99_ms",
-}
-"""Column → its name among the intervals of a step."""
+CURVE = tuple(name for name in COLUMNS if name != "max_num_seqs")
+INTERVALS = ("attainment", "goodput_rps", "tpot_p95_s", "e2el_p99_s")
+"""Numbers of which a step has an interval."""
 REPLAYED = ("attainment", "goodput_rps", "ttft_p99_s", "tpot_p95_s", "e2el_p99_s", "kv_peak")
 DRAWN = ("goodput_rps", "ttft_p99_s", "tpot_p95_s", "e2el_p99_s")
 
@@ -37,13 +21,12 @@ def profile_page(profile: ServingProfile, *, subject: str, next_: str) -> Page:
     block = block_of(profile)
     note = "Bands are 95% intervals, grey dots what was measured in the windows."
     charts = [_chart(profile, name) for name in DRAWN]
-    tables = [curve_table(profile), *_replayed(profile)]
     return Page(
         subject=subject,
         title=block.title,
         aside=block.aside,
         facts=list(block.rows),
-        sections=[Section("Curve", note, charts, tables)],
+        sections=[Section("Curve", note, charts, [curve_table(profile), *_replayed(profile)])],
         details=[
             profile.decision.reason,
             *(" ".join(line.split()) for line in facts_of(profile)),
@@ -60,37 +43,31 @@ def several_page(
     """Return profiles side by side. Of those that keep what is required, the one is chosen that
     serves most in time or, with ``prices`` of each per GPU and hour, for the least money."""
     columns = [
-        Column("profile", "profile"),
-        Column("device", "device"),
-        Column("verdict", "verdict"),
-        COLUMNS["max_num_seqs"],
-        COLUMNS["attainment"],
+        *(Column(name, name) for name in ("profile", "device", "verdict")),
+        *(COLUMNS[name] for name in ("max_num_seqs", "attainment")),
         Column("tokens_per_s", "tok/s within SLO", "count"),
     ]
-    rows: list[list[Cell]] = []
-    worth: list[float] = []
-    broken: list[str] = []
+    if prices:
+        columns.append(Column("per_hour", "an hour", "number"))
+        columns.append(Column("per_million", "1M tokens", "number"))
+    rows, ranks = list[list[Cell]](), list[tuple[bool, float]]()
     for name, profile in profiles.items():
         numbers, decision = promised(profile), profile.decision
-        rate = numbers.output_tokens_per_s * numbers.attainment
-        device = str(profile.provenance.device.get("name"))
-        cap, share = decision.max_num_seqs, numbers.attainment
-        broken.append(", ".join(each.text for each in decision.requirements if not each.kept))
-        rows.append([name, device, decision.verdict, cap, share, rate])
-        worth.append(share)
+        rate, device = numbers.output_tokens_per_s * numbers.attainment, profile.provenance.device
+        about = (name, str(device.get("name")), decision.verdict, decision.max_num_seqs)
+        rows.append([*about, numbers.attainment, rate])
+        rank = -numbers.attainment
         if prices:
             gpus = gpus_of({k: v for k, v in profile.engine.items() if isinstance(v, int)})
-            cost = per_million_tokens(prices[name] * gpus, rate)
-            rows[-1] += [prices[name] * gpus, cost]
-            worth[-1] = -cost
-    best = max(range(len(rows)), key=lambda place: (not broken[place], worth[place]))
+            rank = per_million_tokens(prices[name] * gpus, rate)
+            rows[-1] += [prices[name] * gpus, rank]
+        ranks.append((bool(decision.broken), rank))
+    best = ranks.index(min(ranks))
     name, profile = list(profiles.items())[best]
     share = promised(profile).attainment
     facts = [("gives", f"{percent(share)} meet the SLO")]
     if prices:
-        columns.append(Column("per_hour", "an hour", "number"))
-        columns.append(Column("per_million", "1M tokens", "number"))
-        words = f"{-worth[best]:#.3g} for a million output tokens within the SLO"
+        words = f"{text('number', ranks[best][1])} for a million output tokens within the SLO"
         facts.append(("costs", f"{words}, in the currency of --prices"))
     return Page(
         subject=subject,
@@ -99,7 +76,9 @@ def several_page(
         facts=facts,
         sections=[Section("Side by side", tables=[Table(columns, rows, chosen=best)])],
         warnings=[
-            f"{name} breaks {texts}" for name, texts in zip(profiles, broken, strict=True) if texts
+            f"{name} breaks {', '.join(each.text for each in profile.decision.broken)}"
+            for name, profile in profiles.items()
+            if profile.decision.broken
         ],
     )
 
@@ -108,7 +87,7 @@ def curve_table(profile: ServingProfile) -> Table:
     """Return the curve, a row a step: what each gives, predicted for the whole trace or, where
     the windows decided, measured in them. The row of the choice is what the profile promises."""
     columns = [COLUMNS["max_num_seqs"]]
-    for name in PLACES:
+    for name in CURVE:
         ends = ("low", "high") if name in INTERVALS else ()
         columns += [COLUMNS[name], *(Column(f"{name}_{end}") for end in ends)]
     choice, now = profile.decision.max_num_seqs, profile.baseline
@@ -133,93 +112,77 @@ def curve_table(profile: ServingProfile) -> Table:
 
 def _row(numbers: CapNumbers, step: CurveStep | None) -> list[Cell]:
     """Return the row of a cap; of a step that was cut short only the most that it could attain."""
-    row: list[Cell] = []
-    is_cut = step is not None and numbers is step and step.cut and step.source == "measured"
-    for name in PLACES:
-        value: Cell = _value(numbers, name)
-        if step is not None and is_cut and name == "attainment":
-            value = f"<={100 * step.intervals['attainment'][1]:.1f}%"
-        elif is_cut and name == "goodput_rps":
-            value = "cut"
-        row += [value, *_ends(step, name)] if name in INTERVALS else [value]
+    row, bounds = list[Cell](), dict[str, Cell]()
+    if step is not None and numbers is step and step.cut and step.source == "measured":
+        most = percent(step.intervals["attainment"][1])
+        bounds = {"attainment": f"<={most}", "goodput_rps": "cut"}
+    for name in CURVE:
+        row.append(bounds.get(name, value(numbers, name)))
+        if name in INTERVALS:
+            row += _ends(step, name)
     return [*row, None if step is None else step.source]
 
 
-def _value(numbers: CapNumbers, name: str) -> float | None:
-    """Return a number of a cap by its column; None where it is not known."""
-    section, _, statistic = PLACES[name].partition(".")
-    value = getattr(numbers, section)
-    if value is None:
-        return None
-    result = float(getattr(value, statistic) if statistic else value)
-    return round(1e-3 * result, 9) if section.endswith("_ms") else result
-
-
 def _ends(step: CurveStep | None, name: str) -> tuple[float | None, float | None]:
-    ends = None if step is None else step.intervals.get(INTERVALS.get(name, ""))
-    if ends is None:
+    is_time = name.endswith("_s")
+    key = f"{name.removesuffix('_s')}_ms" if is_time else name
+    if step is None or key not in step.intervals:
         return None, None
-    scale = 1e-3 if name.endswith("_s") else 1.0
-    return round(scale * ends[0], 9), round(scale * ends[1], 9)
+    low, high = (round((1e-3 if is_time else 1.0) * end, 9) for end in step.intervals[key])
+    return low, high
+
+
+def _replays(profile: ServingProfile) -> list[tuple[int, CapNumbers]]:
+    """Return cap and measurement of each step of a predicted curve that was also replayed."""
+    return [
+        (step.max_num_seqs, step.measured)
+        for step in profile.curve
+        if step.measured is not None and step.source == "both" and not step.cut
+    ]
 
 
 def _replayed(profile: ServingProfile) -> list[Table]:
     """Return what the replays behind a predicted curve gave, each as it was measured."""
-    if not profile.promise.predicted:
-        return []
-    replays: list[tuple[int, str, CapNumbers]] = [
-        (step.max_num_seqs, "ladder", step.measured)
-        for step in profile.curve
-        if step.source == "both" and step.measured is not None and not step.cut
-    ]
+    replays = [(cap, "ladder", numbers) for cap, numbers in _replays(profile)]
     if profile.promise.source == "confirming run":
         replays.append((profile.decision.max_num_seqs, "fresh server", profile.promise))
-    names = ("max_num_seqs", *REPLAYED)
-    columns = [COLUMNS[name] for name in names]
-    columns.insert(1, Column("engine", "engine"))
+    if not replays or not profile.promise.predicted:
+        return []
+    columns = [COLUMNS["max_num_seqs"], Column("engine", "engine")]
+    columns += [COLUMNS[name] for name in REPLAYED]
     rows: list[list[Cell]] = [
-        [cap, engine, *(_value(numbers, name) for name in REPLAYED)]
+        [cap, engine, *(value(numbers, name) for name in REPLAYED)]
         for cap, engine, numbers in replays
     ]
     caption = "as replayed, in parts of the trace that are busier than the whole"
-    return [Table(columns, rows, caption)] if rows else []
+    return [Table(columns, rows, caption)]
 
 
 def _chart(profile: ServingProfile, name: str) -> Chart:
     """Return one number of every step, with its limit and the choice."""
     steps = [step for step in profile.curve if not (step.cut and step.source == "measured")]
-    caps = [float(step.max_num_seqs) for step in steps]
     ends = [_ends(step, name) for step in steps]
-    low, high = [each[0] for each in ends], [each[1] for each in ends]
-    y = [_value(step, name) for step in steps]
-    series = [Series(caps, y, low=low, high=high, is_accent=True, has_dots=True)]
-    replayed = {
-        float(step.max_num_seqs): _value(step.measured, name)
-        for step in steps
-        if step.measured is not None and not step.cut and step.source == "both"
-    }
-    if replayed and name != "goodput_rps":  # the windows are busier: they have another rate
-        series.append(Series([*replayed], [*replayed.values()], has_dots=True, has_line=False))
-    choice, now = profile.decision.max_num_seqs, profile.baseline
+    points = [(float(cap), value(numbers, name)) for cap, numbers in _replays(profile)]
+    choice, now, slo = profile.decision.max_num_seqs, profile.baseline, profile.decision.slo.slo
     marks = [Mark(choice, f"{choice:,}", is_accent=True)]
+    caps = [float(step.max_num_seqs) for step in steps]
     if now is not None and now.max_num_seqs != choice and now.max_num_seqs in caps:
         marks.append(Mark(now.max_num_seqs, f"now {now.max_num_seqs:,}"))
-    if (limit_s := _limit_s(profile.decision.slo.slo, name)) is not None:
-        marks.append(Mark(limit_s, "SLO", axis="y"))
-    low_cap, high_cap = profile.decision.interval
-    return Chart(
-        COLUMNS[name].heading,
-        series,
-        COLUMNS[name].kind,
-        x_label="max_num_seqs",
-        by_cap=True,
-        marks=marks,
-        shades=[(low_cap, high_cap)] if low_cap < high_cap else [],
-    )
-
-
-def _limit_s(slo: Slo, name: str) -> float | None:
     limits = {"tpot_p95_s": slo.tpot_s, "e2el_p99_s": slo.e2el_s}
     if not slo.ttft_s_per_input_token:
         limits["ttft_p99_s"] = slo.ttft_s
-    return limits.get(name)
+    low_cap, high_cap = profile.decision.interval
+    return Chart(
+        COLUMNS[name].heading,
+        caps,
+        [value(step, name) for step in steps],
+        COLUMNS[name].kind,
+        low=[low for low, _ in ends],
+        high=[high for _, high in ends],
+        points=points if name != "goodput_rps" else [],  # the windows have another rate
+        x_label="max_num_seqs",
+        by_cap=True,
+        marks=marks,
+        limit=limits.get(name),
+        shades=[(low_cap, high_cap)] if low_cap < high_cap else [],
+    )

@@ -1,8 +1,6 @@
 """A run as tables in files: CSV, Parquet or JSON, named after what they hold."""
 
 import io
-from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -18,6 +16,10 @@ from tuner.runs.journal import Journal, Replayed
 from tuner.system.printable import in_a_cell
 from tuner.views.page import Table
 
+NAMES = ("replays", "requests", "iterations")
+"""Stems of files with a table of a run; any other is the first table of the run's page."""
+REPLAY = ("max_num_seqs", "window_s", "elapsed_s", "kv_blocks", "cut")
+
 
 def of_page(table: Table) -> pa.Table:
     """Return a table of a page; words in a column of numbers are null."""
@@ -29,44 +31,36 @@ def of_page(table: Table) -> pa.Table:
     return pa.table(columns)
 
 
-def replays(book: Journal) -> pa.Table:
-    """Return a row for each replay. Raises RunError."""
-    rows = []
-    for number, event in enumerate(book.of(Replayed)):
-        replay = book.replay(event)
-        names = ("max_num_seqs", "window_s", "elapsed_s", "kv_blocks", "cut")
-        rows.append(
+def of_run(book: Journal, name: str) -> pa.Table:
+    """Return a row for each replay, or the rows of an array of all replays, each with its replay.
+    Times in seconds. Raises RunError."""
+    events = list(book.of(Replayed))
+    replays = [book.replay(event) for event in events]
+    if name == "replays":
+        rows = [
             {
                 "file": event.file,
                 "purpose": event.purpose,
                 "replay": number,
-                **{name: getattr(replay, name) for name in names},
+                **{key: getattr(replay, key) for key in REPLAY},
                 "requests": len(replay.requests),
                 "ok": int((replay.requests["outcome"] == "ok").sum()),
                 "iterations": len(replay.iterations),
             }
-        )
-    return pa.Table.from_pylist(rows)
-
-
-def stacked(book: Journal, array: str) -> pa.Table:
-    """Return the rows of this array of all replays, each with its replay; times in seconds. Raises
-    RunError."""
-    events = list(book.of(Replayed))
-    parts = [getattr(book.replay(event), array) for event in events]
-    counts, rows = [len(each) for each in parts], np.concatenate(parts)
-    columns = {name: rows[name] for name in rows.dtype.names}
-    if array == "requests":
+            for number, (event, replay) in enumerate(zip(events, replays, strict=True))
+        ]
+        return pa.Table.from_pylist(rows)
+    parts = [getattr(replay, name) for replay in replays]
+    counts, rows = [len(part) for part in parts], np.concatenate(parts)
+    columns = {
+        "replay": np.repeat(np.arange(len(parts)), counts),
+        "max_num_seqs": np.repeat([event.max_num_seqs for event in events], counts),
+        **{key: rows[key] for key in rows.dtype.names},
+    }
+    if name == "requests":
         lag_s = rows["sent_s"] - rows["planned_s"]
         columns |= {"ttft_s": ttft_s(rows), "e2el_s": e2el_s(rows), "lag_s": lag_s}
-    caps = [event.max_num_seqs for event in events]
-    return pa.table(
-        {
-            "replay": np.repeat(np.arange(len(parts)), counts),
-            "max_num_seqs": np.repeat(caps, counts),
-            **{name: _column(values) for name, values in columns.items()},
-        }
-    )
+    return pa.table({key: _column(values) for key, values in columns.items()})
 
 
 def _column(values: NDArray[Any]) -> pa.Array:
@@ -75,14 +69,6 @@ def _column(values: NDArray[Any]) -> pa.Array:
         return pa.array(values.tolist())
     missing = np.isnan(values) if values.dtype.kind == "f" else values == UNKNOWN
     return pa.array(values.copy(), mask=missing)
-
-
-TABLES: Mapping[str, Callable[[Journal], pa.Table]] = {
-    "replays": replays,
-    "requests": partial(stacked, array="requests"),
-    "iterations": partial(stacked, array="iterations"),
-}
-"""Stem of a file → what it holds; of any other it is the first table of the run's page."""
 
 
 def content(table: pa.Table, suffix: str) -> bytes:
@@ -95,7 +81,7 @@ def content(table: pa.Table, suffix: str) -> bytes:
         return file.getvalue()
     for place, column in enumerate(table.columns):  # no cell of a stranger's run is a formula
         if pa.types.is_string(column.type):
-            safe = [None if cell is None else in_a_cell(cell) for cell in column.to_pylist()]
+            safe = [cell and in_a_cell(cell) for cell in column.to_pylist()]
             table = table.set_column(place, table.column_names[place], pa.array(safe, pa.string()))
     named = table.rename_columns([in_a_cell(name) for name in table.column_names])
     csv.write_csv(named, file, csv.WriteOptions(quoting_style="needed"))

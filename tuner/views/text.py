@@ -11,17 +11,13 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from tuner.profile.summary import WIDTH, wrapped
+from tuner.profile.summary import MOST_LINES, NAMES, WIDTH, wrapped
 from tuner.system.printable import printable
 from tuner.views.page import Page, Table, headed, texts
 
 PLAIN_WIDTH = 100
 """Columns where stdout is not a terminal, so that a log has the same lines everywhere."""
 MOST_WARNINGS = 3
-MOST_LINES = 2
-"""Of a fact, without ``--details``."""
-NAMES = 11
-"""Columns of the name of a fact, with the space on both sides."""
 
 
 def print_page(page: Page, *, details: bool | None = None) -> None:
@@ -29,34 +25,29 @@ def print_page(page: Page, *, details: bool | None = None) -> None:
 
     ``details`` is None for a command without ``--details``.
     """
-    console = _console()
-    most = None if details else MOST_LINES + 1
-    for line in textwrap.wrap(page.title, WIDTH, max_lines=most, placeholder=" …"):
+    console = Console(highlight=False)
+    console.width = max(WIDTH, console.width) if console.is_terminal else PLAIN_WIDTH
+    most = None if details else MOST_LINES
+    for line in textwrap.wrap(page.title, WIDTH, max_lines=most and most + 1, placeholder=" …"):
         _put(console, line, style="bold")
     if page.missing:
         _put(console, page.missing, style="yellow")
-    shown = [
-        (section.title, table)
-        for section in page.sections
-        for table in section.tables
-        if table.rows
-    ]
-    for title, table in shown:
+    shown = [(each, table) for each in page.sections for table in each.tables if table.rows]
+    for section, table in shown:
         console.print()
-        if caption := table.caption or title * (len(shown) > 1):
+        if caption := table.caption or section.title * (len(shown) > 1):
             _put(console, caption)
         console.print(_table(table))
     console.print()
-    for name, words in [("verdict", page.aside), *page.facts, ("run", page.run_dir)]:
-        most = None if details or name == "run" else MOST_LINES
+    for name, words in [("verdict", page.aside), *page.facts]:
         for number, line in enumerate(wrapped(words, most=most) if words else []):
-            _put(console, f"  {'' if number else name:<{NAMES - 2}}{line}")
+            _put_fact(console, "" if number else name, line)
+    _put_fact(console, "run", page.run_dir)
     for line in page.details if details else []:
         _put(console, line)
     is_all = details or (details is None and not page.run_dir)
     _print_warnings(console, page, most=None if is_all else MOST_WARNINGS)
-    if page.next:
-        _put(console, f"  {'next':<{NAMES - 2}}{page.next}")
+    _put_fact(console, "next", page.next)
 
 
 def print_json(document: object) -> None:
@@ -69,27 +60,23 @@ def plain(value: object) -> object:
     return value.item() if isinstance(value, np.generic) else str(value)
 
 
-def _console() -> Console:
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        return Console(highlight=False, width=PLAIN_WIDTH, color_system=None)
-    return console if console.width >= WIDTH else Console(highlight=False, width=WIDTH)
-
-
 def _put(console: Console, line: str, style: str | None = None) -> None:
     """Print a line of any text: it shows, and does nothing else."""
     console.print(printable(line), style=style, soft_wrap=True, markup=False, emoji=False)
 
 
+def _put_fact(console: Console, name: str, line: str) -> None:
+    if line:
+        _put(console, f"  {name:<{NAMES - 2}}{line}")
+
+
 def _print_warnings(console: Console, page: Page, most: int | None) -> None:
-    label = "Warning: "
-    warnings = list(dict.fromkeys(page.warnings))
+    warnings, indent = list(dict.fromkeys(page.warnings)), " " * len("Warning: ")
     for warning in warnings[:most]:
-        lines = textwrap.wrap(printable(warning), WIDTH - len(label), break_on_hyphens=False)
-        first = Text.assemble((label, "yellow"), lines[0] if lines else "")
-        console.print(first, soft_wrap=True)
-        for line in lines[1:]:
-            _put(console, " " * len(label) + line)
+        text = f"Warning: {printable(warning)}"
+        lines = textwrap.wrap(text, WIDTH, subsequent_indent=indent, break_on_hyphens=False)
+        for line in lines:
+            _put(console, line)
     if left := len(warnings[most:] if most else []):
         more = f"tuner show {shlex.quote(page.run_dir)} --details" if page.run_dir else "--details"
         _put(console, f"{left} more warning{'s' * (left != 1)}: {more}")

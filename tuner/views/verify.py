@@ -1,45 +1,31 @@
 """The page of a verification. Pure."""
 
 from tuner.profile.profile import ServingProfile
-from tuner.profile.summary import engine_time, is_simulated, minutes, percent, with_share
+from tuner.profile.summary import engine_time, is_simulated, percent, with_share
 from tuner.runs.verify import Gate, Verified
 from tuner.views.page import Cell, Column, Page, Section, Table, text
 
-SHARES = ("attainment", "kv_cache_usage_mean", "kv_cache_usage_p99", "kv_cache_usage_peak")
 
-
-def verify_page(  # noqa: PLR0913 - all that is printed
-    verified: Verified,
-    profile: ServingProfile,
-    *,
-    tolerance: float,
-    of_server: bool,
-    run_dir: str,
-    next_: str,
+def verify_page(
+    verified: Verified, profile: ServingProfile, *, tolerance: float, run_dir: str, next_: str
 ) -> Page:
-    """Return whether the promise was kept, and by how much. ``of_server``: nothing was started."""
+    """Return whether the promise was kept, and by how much."""
     broken, count = sum(not gate.kept for gate in verified.gates), len(verified.gates)
-    cap = profile.decision.max_num_seqs
-    title = f"max_num_seqs {cap} {'breaks' if broken else 'keeps'} its promise"
+    title = f"max_num_seqs {profile.decision.max_num_seqs}"
     aside = f"{broken} of {count} gates broken" if broken else f"{count} of {count} gates kept"
     if broken and verified.taken is not None:
-        title, aside = f"nothing can be concluded about max_num_seqs {cap}", verified.taken
+        title, aside = f"nothing can be concluded about {title}", verified.taken
     else:
+        title += f" {'breaks' if broken else 'keeps'} its promise"
         shares = (gate.measured for gate in verified.gates if gate.name == "attainment")
         title = with_share(next(shares, 1.0), title)
-    took = f"{minutes(verified.engine_s)} of server time"
-    if not of_server:
-        took = engine_time(verified.engine_s, simulated=is_simulated(profile))
+    is_sim = is_simulated(profile)
     limits = f"the lowest prediction for these windows; times may be {100 * tolerance:g}% longer"
-    columns = [
-        Column("gate", "gate"),
-        *(Column(name, name, "number") for name in ("promised", "measured", "limit")),
-        Column("result", "result"),
-        Column("limit_is", "limit is"),
-    ]
+    numbers = (Column(name, name, "number") for name in ("promised", "measured", "limit"))
+    columns = [Column("gate", "gate"), *numbers, Column("result", "result")]
     rows: list[list[Cell]] = [
         [
-            gate.name.removesuffix("_ms"),
+            _named(gate),
             _shown(gate, gate.promised) if gate.is_promise else None,
             _shown(gate, gate.measured),
             _shown(gate, gate.limit),
@@ -51,9 +37,11 @@ def verify_page(  # noqa: PLR0913 - all that is printed
     return Page(
         subject=f"Verification {run_dir}",
         title=title,
-        aside="simulated, " * is_simulated(profile) + aside,
-        facts=[("limits", limits), ("took", took)],
-        sections=[Section("Gates", tables=[Table(columns, rows)])],
+        aside="simulated, " * is_sim + aside,
+        facts=[("limits", limits), ("took", engine_time(verified.engine_s, simulated=is_sim))],
+        sections=[
+            Section("Gates", tables=[Table([*columns, Column("limit_is", "limit is")], rows)])
+        ],
         run_dir=run_dir,
         next=next_,
     )
@@ -61,18 +49,20 @@ def verify_page(  # noqa: PLR0913 - all that is printed
 
 def broken_in_words(gate: Gate) -> str:
     """Return a gate that was not kept, in words."""
-    name = gate.name.removesuffix("_ms")
-    measured, promised, limit = (
-        _shown(gate, value) for value in (gate.measured, gate.promised, gate.limit)
-    )
+    words = f"{_named(gate)} was {_shown(gate, gate.measured)}"
     if not gate.is_promise:
-        return f"{name} was {measured}, {gate.limit_is}"
-    if name == "attainment":
-        return f"{measured} met the SLO, promised {promised} (at least {limit})"
-    return f"{name} was {measured}, promised {promised} (at most {limit})"
+        return f"{words}, {gate.limit_is}"
+    bound = "at least" if gate.name == "attainment" else "at most"
+    limit = f"{bound} {_shown(gate, gate.limit)}"
+    return f"{words}, promised {_shown(gate, gate.promised)} ({limit})"
+
+
+def _named(gate: Gate) -> str:
+    is_share = gate.name == "attainment"
+    return "share that met the SLO" if is_share else gate.name.removesuffix("_ms")
 
 
 def _shown(gate: Gate, value: float) -> str:
-    if gate.name in SHARES:
+    if gate.name == "attainment" or gate.name.startswith("kv_cache_usage"):
         return percent(value)
     return text("time", value / 1e3) if gate.name.endswith("_ms") else f"{value:,.1f}"
