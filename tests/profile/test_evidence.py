@@ -42,7 +42,9 @@ def view(requests: int = 500) -> Forecast:
         loads=Loads(traffic),
         slo=SLO,
         length_s=requests / 5,
-        choice=choose(Loads(traffic), fitted, SHAPE, SLO, (4, 8)),
+        choice=choose(
+            Loads(traffic), fitted.laws[:40], SHAPE, SLO, (4, 8), seen=fitted.extrapolated_from
+        ),
         machine=Machine(np.array([1.0, 1.25, 0.5]), 0.03),
     )
 
@@ -95,7 +97,8 @@ def test_what_is_stored_promises_what_was_promised() -> None:
 
 def test_what_is_stored_is_as_sure_of_the_choice_as_the_sweep_was() -> None:
     each, slo = view(50), Slo(tpot_s=0.0125)
-    sweep = choose(Loads(each.traffic), each.fitted, SHAPE, slo, (1, 2, 4), draws=PRINTED_DRAWS)
+    laws, seen = each.fitted.laws, each.fitted.extrapolated_from
+    sweep = choose(Loads(each.traffic), laws, SHAPE, slo, (1, 2, 4), seen=seen)
     assert 0.9 < sweep.confidence < 1
     assert again(each).choice(each.traffic, slo, (1, 2, 4), headroom=1).rightness == sweep.rightness
 

@@ -102,7 +102,9 @@ def profile_of(
         slo=slo,
         length_s=length_s,
         machine=Machine(),
-        choice=choose(Loads(traffic), fitted, SHAPE, slo, caps),
+        choice=choose(
+            Loads(traffic), fitted.laws[:40], SHAPE, slo, caps, seen=fitted.extrapolated_from
+        ),
     )
     engine = {"model": "m", "max_num_seqs": cap, "max_num_batched_tokens": 2048}
     plain = profile(engine=engine, curve=tuple(step(cap) for cap in caps))

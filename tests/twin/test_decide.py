@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tuner.engines.scheduler.state import StepLaw
-from tuner.traffic.requirements import parse_requirements
+from tuner.traffic.constants import DRAWS
+from tuner.traffic.requirements import Requirement, parse_requirements
 from tuner.traffic.slo import Slo
 from tuner.twin.decide import Choice, choose, rule
 from tuner.twin.law import FittedLaw, fit_law
@@ -79,8 +80,13 @@ def fitted(noise: float = 0.02) -> FittedLaw:
     return fit_law(logs, max_num_seqs=16)
 
 
+def chosen(loads: Loads, law: FittedLaw, *requirements: Requirement) -> Choice:
+    laws, seen = law.laws[:DRAWS], law.extrapolated_from
+    return choose(loads, laws, SHAPE, SLO, CAPS, seen=seen, requirements=requirements)
+
+
 def test_the_cap_at_the_knee_is_chosen_and_surely() -> None:
-    result = choose(Loads(traffic()), fitted(), SHAPE, SLO, CAPS)
+    result = chosen(Loads(traffic()), fitted())
     assert (result.best, result.interval, result.is_guess) == (8, (8, 8), False)
     assert result.confidence >= 0.95
     shares = [result.samples.middle("attainment", cap) for cap in (8, 16)]
@@ -90,14 +96,14 @@ def test_the_cap_at_the_knee_is_chosen_and_surely() -> None:
 def test_a_choice_of_batches_larger_than_any_measured_is_a_guess() -> None:
     item = simulate(traffic(duration_s=60), KNEE_AT_8, SHAPE, max_num_seqs=4, log=True)
     low = fit_law([item.iterations], max_num_seqs=16)
-    assert choose(Loads(traffic()), low, SHAPE, SLO, CAPS).is_guess
+    assert chosen(Loads(traffic()), low).is_guess
 
 
 def test_of_equals_today_the_one_that_serves_more_with_headroom_is_chosen() -> None:
     """At 1 req/s 4 slots are as good as 8; at twice the load they are not."""
     light = traffic(rate_rps=1.0)
-    today = choose(Loads(light), fitted(), SHAPE, SLO, CAPS)
-    both = choose(loads_of(light, 2.0, seed=0), fitted(), SHAPE, SLO, CAPS)
+    today = chosen(Loads(light), fitted())
+    both = chosen(loads_of(light, 2.0, seed=0), fitted())
     assert (today.best, both.best) == (4, 8)
     shares = [both.samples.middle("attainment", cap, raised=True) for cap in (4, 8)]
     assert shares[1] > shares[0] + 0.03
@@ -107,7 +113,7 @@ def required(*texts: str) -> Choice:
     """Return what is chosen where this is required: without, 8 slots are."""
     requirements = parse_requirements(texts, headroom=1.25)
     loads = loads_of(traffic(), 1.25, seed=0, rate_rps=5.5)
-    return choose(loads, fitted(), SHAPE, SLO, CAPS, requirements=requirements)
+    return chosen(loads, fitted(), *requirements)
 
 
 def test_what_breaks_a_requirement_is_no_candidate() -> None:

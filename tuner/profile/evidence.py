@@ -85,11 +85,10 @@ class StoredTwin:
         """Return what the sweep asked, of this traffic and ``headroom`` times of it, on a machine
         that is so many times slower."""
         laws = tuple(law.slowed(slowdown) for law in self.laws)
-        slower = replace(self, law=self.law.slowed(slowdown), laws=laws)
         loads = loads_of(traffic, headroom, seed=0, rate_rps=len(traffic) / self.length_s)
         return choose(
-            loads, slower, self.shape, slo, sorted(caps), front_end=self.machine.front_end,
-            draws=len(laws),
+            loads, laws, self.shape, slo, sorted(caps), seen=self.extrapolated_from,
+            front_end=self.machine.front_end,
         )  # fmt: skip
 
 

@@ -36,7 +36,7 @@ from tuner.runs.journal import Failed, Journal
 from tuner.runs.settings import SweepSettings
 from tuner.runs.sweep.conclusion import Basis, Conclusion, conclude, confirmed, numbers_by_twin
 from tuner.trace.trace import TraceRequest
-from tuner.traffic.constants import KV_FULL
+from tuner.traffic.constants import KV_FULL, SPEED_SD_LIMIT
 from tuner.traffic.requirements import RequirementCheck
 from tuner.traffic.slo import Slo, holds
 from tuner.traffic.workload import keep_what_fits, slo_for, workload_of
@@ -133,10 +133,10 @@ def outcome_of(
     if seen is None:
         why = [each.why for each in failed if each.purpose in CONFIRMING]
         unconfirmed = why[-1] if why else "the budget left no room for it"
-    low, high = (1.0, 1.0) if conclusion.view is None else conclusion.view.fitted.speed_range
+    speed_sd = 0.0 if conclusion.view is None else conclusion.view.machine.speed_sd
     busy = next(evidence.disturbances(), None)
-    if busy is None and high > low:
-        busy = f"its speed changed by {high / low - 1:.0%} between replays"
+    if busy is None and speed_sd > SPEED_SD_LIMIT:
+        busy = f"its speed varied by {speed_sd:.0%}"
     warnings = [*facts.cautions, *_limits_of(basis, requests)]
     if not evidence.is_complete():
         ended = [each.why for each in failed if each.purpose not in CONFIRMING]

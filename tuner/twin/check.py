@@ -149,7 +149,7 @@ def check_at_own_speed(
     for name in filter(seen.__contains__, middle):
         ends = fast[name], slow[name]
         least = LEAST_MS.get(name[:4], FEW_REQUESTS_APART / len(sent))
-        low, high = min(*ends, middle[name] - least), max(*ends, middle[name] + least)
+        low, high = max(0.0, min(*ends, middle[name] - least)), max(*ends, middle[name] + least)
         high = min(1.0, high) if name == "attainment" else high
         numbers.append(Number(name, middle[name], low, high, seen[name]))
     return Check(tuple(numbers))

@@ -20,11 +20,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tuner.engines.scheduler.state import Floats
+from tuner.engines.scheduler.state import Floats, StepLaw
 from tuner.traffic.constants import (
     BAD_SIDE,
     CONFIDENT,
-    DRAWS,
     EQUAL_ATTAINMENT,
     EQUAL_TAIL,
     FEW_REQUESTS_APART,
@@ -37,7 +36,6 @@ from tuner.traffic.constants import (
 from tuner.traffic.requirements import Requirement, RequirementCheck
 from tuner.traffic.slo import Slo
 from tuner.twin.front_end import FrontEnd
-from tuner.twin.law import Laws
 from tuner.twin.samples import Draw, Loads, Samples, ask
 from tuner.twin.simulation import EngineShape
 
@@ -223,23 +221,24 @@ def interval_of(best: int, caps: Sequence[int], right: NDArray[np.bool_]) -> tup
 
 def choose(  # noqa: PLR0913 - the question, and how hard to look
     loads: Loads,
-    fitted: Laws,
+    laws: Sequence[StepLaw],
     shape: EngineShape,
     slo: Slo,
     caps: Sequence[int],
     *,
+    seen: int,
     requirements: Sequence[Requirement] = (),
     front_end: FrontEnd | None = None,
-    draws: int = DRAWS,
 ) -> Choice:
-    """Choose a cap for these loads, under laws that the measurements make as likely.
+    """Choose a cap for these loads, under laws that the measurements make as likely. ``seen`` is
+    the largest batch that was measured.
 
     Where any cap keeps what is required, only such caps are chosen.
     """
-    drawn = [Draw(law, front_end) for law in fitted.laws[:draws]]
+    drawn = [Draw(law, front_end) for law in laws]
     samples = ask(drawn, loads, caps, shape, slo)
     choice = decide(samples, requirements=requirements, requests=len(loads.today))
     decodes = loads.today.output_length.max(initial=0) > 1
-    most = NEAR_ENOUGH * fitted.extrapolated_from
-    is_guess = bool(decodes and samples.middle("running_peak", choice.best) > most)
+    peak = samples.middle("running_peak", choice.best)
+    is_guess = bool(decodes and peak > NEAR_ENOUGH * seen)
     return replace(choice, is_guess=is_guess)

@@ -28,7 +28,7 @@ from tuner.traffic.workload import Workload
 from tuner.twin.check import Check, check_at_own_speed
 from tuner.twin.decide import Choice, choose
 from tuner.twin.front_end import fit_front_end
-from tuner.twin.law import FittedLaw, fit_law, prompt_s
+from tuner.twin.law import FittedLaw, fit_law
 from tuner.twin.samples import Loads, Machine, Samples, ask, draws_of, loads_of, slowdowns
 from tuner.twin.simulation import (
     EngineShape,
@@ -39,6 +39,9 @@ from tuner.twin.simulation import (
     simulate,
     traffic_of,
 )
+
+ALONE_S = 1e4
+"""Between requests of which none sees another."""
 
 BURST_S = 10.0
 """Traffic that arrives in a shorter time takes longer to be served; its rates are over this
@@ -111,8 +114,9 @@ class Forecast:
     def again(self, machine: Machine) -> "Forecast":
         """Return the forecast of a server with another front end."""
         choice = choose(
-            self.loads, self.fitted, self.shape, self.slo, self.choice.samples.caps,
-            requirements=self.requirements, front_end=machine.front_end, draws=PRINTED_DRAWS,
+            self.loads, self.fitted.laws, self.shape, self.slo, self.choice.samples.caps,
+            seen=self.fitted.extrapolated_from, requirements=self.requirements,
+            front_end=machine.front_end,
         )  # fmt: skip
         return replace(self, machine=machine, choice=choice)
 
@@ -138,18 +142,16 @@ def forecast(  # noqa: PLR0913 - what was measured, and what is asked
     has more draws.
     """
     fitted = fit_law(logs, max_num_seqs=max(caps))
-    law, slo, unloaded = fitted.law, workload.slo, workload.unloaded
+    law, slo = fitted.law, workload.slo
     requests, length_s = workload.twin_requests, workload.twin_length_s
-    # what a lone request's TTFT was above the time of its prompt's iteration
-    tokens = float(np.median([request.input_length for request in requests]))
-    alone_s = unloaded.ttft_s + unloaded.ttft_s_per_input_token * tokens
-    shape = replace(shape_of(facts), lag_s=max(0.0, alone_s - prompt_s(law, tokens)))
+    shape = shape_of(facts)
+    shape = replace(shape, lag_s=_lag_s(workload, law, shape))
     today = traffic_of(requests, shape, hash_block_size=hash_block_size)
     loads = loads_of(today, headroom, seed=seed, rate_rps=len(today) / length_s)
     front_end = fit_front_end(law, probes)
     choice = choose(
-        loads, fitted, shape, slo, caps, requirements=requirements, front_end=front_end,
-        draws=PRINTED_DRAWS if printed else DRAWS,
+        loads, fitted.laws[: PRINTED_DRAWS if printed else DRAWS], shape, slo, caps,
+        seen=fitted.extrapolated_from, requirements=requirements, front_end=front_end,
     )  # fmt: skip
     slowdown = np.concatenate([slowdowns(log, law) for log in logs])
     return Forecast(
@@ -164,6 +166,18 @@ def forecast(  # noqa: PLR0913 - what was measured, and what is asked
         checks=_checks(windows, slo, law, shape),
         unmodeled=tuple(facts.unmodelled),
     )
+
+
+def _lag_s(workload: Workload, law: StepLaw, shape: EngineShape) -> float:
+    """Return by how much lone requests' TTFT was longer than the scheduler model has it, prompts in
+    pieces included."""
+    lengths = [request.input_length for request in workload.twin_requests]
+    tokens = np.quantile(lengths, np.linspace(0.05, 0.95, 19)).round()
+    lone = Traffic.of((ALONE_S * place, each, 1) for place, each in enumerate(tokens.tolist()))
+    line, model = workload.unloaded, simulate(lone, law, shape, max_num_seqs=1)
+    later_s = line.ttft_s + line.ttft_s_per_input_token * lone.input_length - model.ttft_s
+    later_s = later_s[~np.isnan(later_s)]
+    return max(0.0, float(np.median(later_s))) if len(later_s) else 0.0
 
 
 def _checks(

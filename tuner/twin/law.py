@@ -16,7 +16,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,17 +23,18 @@ from numpy.typing import NDArray
 from tuner.engines.scheduler.state import Floats, Ints, StepLaw
 from tuner.engines.seam import IterationLog
 from tuner.traffic.constants import (
+    BELIEVED_BLOCKS,
+    BELIEVED_SPEED_SHARE,
     DENSE_KNOTS,
     FAR_OUT,
     FEWEST_ITERATIONS,
     HUBER,
     HUBER_ROUNDS,
     LAW_BLOCK_S,
-    LEAST_BUSY_S,
     MIN_ITERATIONS,
     MIN_SPEED_SD,
+    NEAR_ENOUGH,
     PRINTED_DRAWS,
-    SPEED_MOVED,
 )
 
 RIDGE = 1e-9
@@ -45,27 +45,12 @@ PENALTY = 1e-12
 a column would explain nothing but a rounding error (scipy/scipy#26180)."""
 
 
-class Laws(Protocol):
-    """A step-time law, and others that the measurements make as likely."""
-
-    @property
-    def law(self) -> StepLaw: ...
-
-    @property
-    def laws(self) -> tuple[StepLaw, ...]: ...
-
-    @property
-    def extrapolated_from(self) -> int:
-        """The largest batch size that was seen."""
-
-
 @dataclass(frozen=True, slots=True)
 class FittedLaw:
     law: StepLaw
     laws: tuple[StepLaw, ...]
     """PRINTED_DRAWS laws that these measurements might as well have given: a parametric bootstrap,
-    refits to the same iterations under new noise of iterations and of the machine's speed, at a
-    speed of ``speed_range``."""
+    refits to the same iterations under new noise of iterations and of the machine's speed."""
 
     knots: Ints
     """Batch sizes between which f is linear."""
@@ -73,47 +58,40 @@ class FittedLaw:
     slowdown: Floats
     """Of each block of time, as a factor on the law."""
 
-    speed_range: tuple[float, float]
-    """Of whole replays, as factors on the law: the slowest over the fastest is more than
-    SPEED_MOVED where others were at work; else 1 and 1."""
+    speed_sd: float
+    """Standard deviation of the machine's log speed between blocks of time. Few blocks may be alike
+    by chance, so it is pooled with BELIEVED_BLOCKS of a machine whose iterations vary as much."""
 
     @property
     def extrapolated_from(self) -> int:
         """The largest batch size that was seen: beyond it f continues as in its upper half."""
         return int(self.knots[-1])
 
-    @property
-    def speed_sd(self) -> float:
-        """Standard deviation of the machine's log speed between blocks of time."""
-        return max(MIN_SPEED_SD, float(np.log(self.slowdown).std()))
-
 
 def fit_law(logs: Sequence[IterationLog], *, max_num_seqs: int) -> FittedLaw:
     """Fit the law to everything measured, in order of time, and tabulate it up to ``max_num_seqs``,
     and to beyond the largest batch size that was seen. At least one log has an iteration."""
-    logs = [log for log in logs if len(log)]
     knots = knots_of(np.concatenate([log["decode_seqs"] for log in logs]))
-    logs = [
-        log[(log["decode_seqs"] >= knots[0]) & (log["decode_seqs"] <= knots[-1])] for log in logs
-    ]
-    work, first = np.concatenate(logs), _block_begins([log for log in logs if len(log)])
+    inside = [(log["decode_seqs"] >= knots[0]) & (log["decode_seqs"] <= knots[-1]) for log in logs]
+    logs = [log[rows] for log, rows in zip(logs, inside, strict=True) if rows.any()]
+    work, first = np.concatenate(logs), _block_begins(logs)
     block = np.repeat(np.arange(len(first)), np.diff(first, append=len(work)))
-    prefill = work["prefill_tokens"].astype(float)
-    rest = [prefill, prefill**2, work["prefill_seqs"], work["context_tokens"]]
-    if work["prefill_context"].any():  # no prompt in pieces, none found in part: nothing to tell
-        rest.append(work["prefill_context"])
-    design = np.column_stack((_rises(work["decode_seqs"], knots), *rest))
-    scale = np.maximum(design.max(axis=0), 1e-12)
-    design /= scale
+    design, scale = _design(work, knots)
     took_s = np.maximum(work["duration_s"].astype(float), 1e-9)
 
     def sums(values: Floats) -> Floats:
         """Return the sums over each block, of rows or of numbers."""
         return np.asarray(np.add.reduceat(values, first, axis=0))
 
+    def believed(speed_sd: float) -> float:
+        """Return what these blocks show of the speed's deviation, with what is believed."""
+        prior = BELIEVED_BLOCKS * (BELIEVED_SPEED_SHARE * noise_sd) ** 2
+        pooled = (prior + len(first) * speed_sd**2) / (BELIEVED_BLOCKS + len(first))
+        return max(MIN_SPEED_SD, math.sqrt(pooled))
+
     relative = design / took_s[:, None]
     coefficients = nnls(relative.T @ relative, relative.sum(axis=0))
-    weight, slowdown = np.ones(len(work)), np.zeros(len(first))
+    weight, slowdown, noise_sd = np.ones(len(work)), np.zeros(len(first)), 0.0
     information, target = np.eye(len(scale)), coefficients
     for _ in range(HUBER_ROUNDS):
         lawful_s = np.maximum(design @ coefficients, 1e-9)
@@ -123,7 +101,7 @@ def fit_law(logs: Sequence[IterationLog], *, max_num_seqs: int) -> FittedLaw:
         noise_sd = max(1e-4, 1.4826 * float(np.median(around)))
         weight = np.minimum(1.0, HUBER * noise_sd / np.maximum(around, 1e-12)) / noise_sd**2
         off = np.abs(slowdown - np.median(slowdown))
-        speed_sd = max(MIN_SPEED_SD, 1.4826 * float(np.median(off)))
+        speed_sd = believed(1.4826 * float(np.median(off)))
         # a block far out (a noisy neighbor) shows nothing of the machine's usual speed
         prior = np.where(off > FAR_OUT * speed_sd, 1.0, speed_sd**2)
         # the normal equations of one Gauss-Newton step, the blocks' effects integrated out
@@ -134,34 +112,29 @@ def fit_law(logs: Sequence[IterationLog], *, max_num_seqs: int) -> FittedLaw:
         information = weighted.T @ derivative - by_block.T @ (shrink[:, None] * by_block)
         target = weighted.T @ goal - by_block.T @ (shrink * sums(weight * goal))
         coefficients = nnls(information, target)
-    most = max(max_num_seqs, int(knots[-1]) + 1)
     floor = 1e-9 * np.diag(np.diag(information) + 1e-12)
     spread = np.linalg.cholesky((information + information.T) / 2 + floor)
     noise = np.random.default_rng(0).standard_normal((PRINTED_DRAWS, len(target)))
-    drawn = (nnls(information, each) for each in target + noise @ spread.T)
-    law = _tabulated(coefficients / scale, knots, most)
-    low, high = _speed_range(logs, law)
-    speeds = np.random.default_rng(1).uniform(math.log(low), math.log(high), PRINTED_DRAWS)
-    return FittedLaw(
-        law=law,
-        laws=tuple(
-            _tabulated(each / scale, knots, most).slowed(math.exp(speed))
-            for each, speed in zip(drawn, speeds.tolist(), strict=True)
-        ),
-        knots=knots,
-        slowdown=np.exp(slowdown),
-        speed_range=(low, high),
+    most = max(max_num_seqs, int(knots[-1]) + 1)
+    law, *laws = (
+        _tabulated(each / scale, knots, most)
+        for each in (coefficients, *(nnls(information, each) for each in target + noise @ spread.T))
     )
+    speed_sd = believed(float(slowdown.std()))
+    return FittedLaw(law, tuple(laws), knots, np.exp(slowdown), speed_sd)
 
 
-def _speed_range(logs: Sequence[IterationLog], law: StepLaw) -> tuple[float, float]:
-    factors = [
-        float(log["duration_s"].sum() / law.durations_s(log).sum())
-        for log in logs
-        if log["duration_s"].sum() >= LEAST_BUSY_S
-    ]
-    has_moved = factors and max(factors) > SPEED_MOVED * min(factors)
-    return (min(factors), max(factors)) if has_moved else (1.0, 1.0)
+def _design(work: IterationLog, knots: Ints) -> tuple[Floats, Floats]:
+    """Return the law's columns, each at most 1, and what they are divided by: f's value at the
+    first knot, its rise to each further one, and the other terms."""
+    decode_seqs, prefill = work["decode_seqs"], work["prefill_tokens"].astype(float)
+    rises = [np.clip((decode_seqs - low) / (high - low), 0, 1) for low, high in pairwise(knots)]
+    rest = [prefill, prefill**2, work["prefill_seqs"], work["context_tokens"]]
+    if work["prefill_context"].any():  # no prompt in pieces, none found in part: nothing to tell
+        rest.append(work["prefill_context"])
+    design = np.column_stack((np.ones(len(work)), *rises, *rest))
+    scale = np.maximum(design.max(axis=0), 1e-12)
+    return design / scale, scale
 
 
 def _block_begins(logs: Sequence[IterationLog]) -> Ints:
@@ -187,17 +160,11 @@ def knots_of(decode_seqs: NDArray[np.integer]) -> Ints:
     knots, seen = list[int](), 0
     for size, number in zip(sizes.tolist(), counts.tolist(), strict=True):
         seen += number
-        is_apart = not knots or size <= DENSE_KNOTS or size >= knots[-1] * 17 / 16
+        is_apart = not knots or size <= DENSE_KNOTS or size >= knots[-1] * NEAR_ENOUGH
         if (number >= FEWEST_ITERATIONS and not knots) or (seen >= MIN_ITERATIONS and is_apart):
             knots.append(size)
             seen = 0
     return np.array(knots or [sizes[np.argmax(counts)]], np.int64)
-
-
-def _rises(decode_seqs: NDArray[np.integer], knots: Ints) -> Floats:
-    """Return the columns of f: its value at the first knot, then its rise to each further one."""
-    rises = [np.clip((decode_seqs - low) / (high - low), 0, 1) for low, high in pairwise(knots)]
-    return np.column_stack((np.ones(len(decode_seqs)), *rises))
 
 
 def _tabulated(coefficients: Floats, knots: Ints, most: int) -> StepLaw:

@@ -17,10 +17,10 @@ import numpy as np
 from tuner.engines.scheduler.state import Floats, StepLaw
 from tuner.engines.seam import IterationLog
 from tuner.traffic.constants import (
+    BELIEVED_SHARES,
     ENDS,
     GRID_S,
     JITTERS,
-    LEAST_BELIEVED,
     SHARED_SPEED_SD,
     SLOWDOWN_BLOCK_S,
     START_SD,
@@ -109,6 +109,16 @@ class Machine:
 
     front_end: FrontEnd | None = None
 
+    def after(self, replays: Sequence[Floats]) -> "Machine":
+        """Return what is known after replays on another engine that were so much slower than the
+        law, a value each GRID_S: how far their speeds are from it counts by the time they took."""
+        seen = np.concatenate(replays)
+        squares = sum(len(each) * math.log(each.mean()) ** 2 for each in replays if len(each))
+        size = len(self.slowdown)
+        variance = (size * self.speed_sd**2 + squares) / (size + len(seen))
+        both = np.concatenate((self.slowdown, seen))
+        return replace(self, slowdown=both, speed_sd=math.sqrt(variance))
+
 
 def slowdowns(log: IterationLog, law: StepLaw) -> Floats:
     """Return how much slower than the law the machine was, stalls included: measured ÷ lawful time
@@ -135,12 +145,12 @@ def draws_of(laws: Sequence[StepLaw], machine: Machine, traffics: Sequence[Traff
     """Return a run of a fresh engine for each law, for as long as any of this traffic arrives.
 
     A machine whose speed varies less while it is measured than the one that START_SD is of is taken
-    to differ less between starts, in proportion.
+    to differ less between starts, in proportion, and one that varies more to differ more.
     """
     begin_s = min(float(each.arrival_s[0]) for each in traffics)
     end_s = max(float(each.arrival_s[-1]) for each in traffics)
     rng, slowdown = np.random.default_rng(0), machine.slowdown
-    start_sd = START_SD * float(np.clip(machine.speed_sd / SHARED_SPEED_SD, LEAST_BELIEVED, 1.0))
+    start_sd = START_SD * float(np.clip(machine.speed_sd / SHARED_SPEED_SD, *BELIEVED_SHARES))
     if machine.front_end is not None:  # how it slows an engine was seen in another start
         start_sd *= math.sqrt(2)
     block = round(SLOWDOWN_BLOCK_S / GRID_S)

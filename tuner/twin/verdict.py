@@ -24,7 +24,6 @@ from tuner.traffic.constants import (
     NEARLY_ALL,
     NO_CONFIDENCE,
     RISES,
-    SPEED_SD_LIMIT,
     VerdictKind,
 )
 from tuner.traffic.requirements import Requirement, RequirementCheck
@@ -202,16 +201,11 @@ def _changed(change: float) -> str:
 
 def _machine_warnings(view: Forecast) -> list[str]:
     result = []
-    change, speed_sd = moved(view), view.machine.speed_sd
+    change = moved(view)
     if abs(change) > DRIFT_LIMIT:
         result.append(
             f"the machine drifted: it was {_changed(change)} at the end than at the beginning; the "
             "choice allows for it, the latencies are of its usual speed; use a quieter one"
-        )
-    if speed_sd > SPEED_SD_LIMIT:
-        result.append(
-            f"the machine's speed varies by {speed_sd:.0%}, and the promise with it: keep others "
-            "off its cores to promise more"
         )
     return result
 

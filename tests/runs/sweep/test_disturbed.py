@@ -124,7 +124,7 @@ CASES = {
     "busy": (Disturbance(busy_s=(100.0, 230.0)), "others took"),
     "slower for a while": (
         Disturbance(noise=WorldNoise(episode_rate=0.01, episode_len=120.0, episode_mult=2.0)),
-        "its speed changed by",
+        "its speed varied by",
     ),
     "dead": (Disturbance(dies_at_s=140.0), None),
     "dead server": (Disturbance(server="dies"), None),

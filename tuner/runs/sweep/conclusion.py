@@ -14,7 +14,7 @@ from tuner.engines.seam import EngineFacts, IterationLog
 from tuner.errors import RunError
 from tuner.replay.numbers import Measurement, Spread
 from tuner.replay.records import ProbeResult, Replay, e2el_s, queue_s
-from tuner.runs.evidence import RUNGS, Evidence
+from tuner.runs.evidence import CONFIRMING, RUNGS, Evidence
 from tuner.runs.journal import Replayed
 from tuner.runs.ladder import doubling
 from tuner.runs.settings import SweepSettings
@@ -305,8 +305,8 @@ def confirmed(
     if not check.failed:
         machine = replace(machine, front_end=front_end)
         if front_end is None:  # else its contention has how fast this engine was
-            seen = [slowdowns(each.iterations, law) for each in replays]
-            machine = replace(machine, slowdown=np.concatenate((machine.slowdown, *seen)))
+            every = [each for name in CONFIRMING for each in evidence.confirming(name, cap)]
+            machine = machine.after([slowdowns(each.iterations, law) for each in every])
         return _restated(conclusion, basis, view.again(machine)), check, front_end
     if conclusion.is_proven:
         return replace(conclusion, view=None, promised=None), check, front_end
