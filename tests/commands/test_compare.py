@@ -4,11 +4,11 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from tests.support.places import ROOT
 from tests.support.processes import family, lives, wait_until
@@ -33,7 +33,7 @@ def compare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Compare:
     """Return what runs a comparison in a folder of its own and gives its JSON."""
 
     def go(**changes: object) -> dict[str, Any]:
-        run(replace(OPTIONS, **{"run_dir": tmp_path / "run", **changes}))  # type: ignore[arg-type]
+        run(replace(OPTIONS, **{"run_dir": tmp_path / "run", **changes}))
         result: dict[str, Any] = json.loads(capsys.readouterr().out)
         return result
 

@@ -36,7 +36,7 @@ from tuner.runs.compare.compare import Comparison, Question, Tuned
 from tuner.runs.compare.ways import APPROACHES, Workload
 from tuner.runs.journal import EngineStart, Failed, Tried
 from tuner.runs.ladder import next_for_twin, next_trial
-from tuner.runs.refine.refine import SIDES, RefinePlan, Refining
+from tuner.runs.refine.refine import SIDES, Refining
 from tuner.runs.refine.search import Study
 from tuner.runs.refine.space import Knob, Space
 from tuner.runs.verify import Verification
@@ -122,7 +122,7 @@ def test_every_approach_meets_every_load_in_every_block(
             else:
                 book.add_replay(replay_of([]), Tried(**tried))
         workload = Workload(requests, windows, levels, None, 16)
-        vars(workload)["rates_rps"] = {"very-heavy": [1.0] * 3}
+        vars(workload)["counts"] = {"very-heavy": [10] * 3}
         comparison = Comparison(question, book, workload)
         trial_ = comparison.next_trial()
     assert trial_ is not None
@@ -130,16 +130,17 @@ def test_every_approach_meets_every_load_in_every_block(
 
 
 KNEE = {"max_num_seqs": 16, "max_num_batched_tokens": 2048, "block_size": 16}
-SPACE = Space((Knob("max_num_seqs", (8, 16, 32), ""), Knob("block_size", (8, 16), "")), KNEE, ())
+SPACE = Space((Knob("max_num_seqs", (8, 16, 32), ""), Knob("block_size", (8, 16), "")), KNEE)
 SLO = Slo(ttft_s=2.0)
 
 
 def refinement(book: journal.Journal, budget_s: float = 1e9) -> Refining:
     """Return a refinement of 60 requests, one a second, that has just begun."""
     asked = replace(settings(SLO, ceiling=32), budget_s=budget_s)
-    plan = RefinePlan(profile(), SPACE, asked, start_s=1.0, max_model_len=1000)
-    bench = Bench(book, Notes(), None, block_size=16)
-    run = Refining(plan, bench, lambda _: SimStarter(World()), Study(None, SPACE))
+    bench, study = Bench(book, Notes(), None, block_size=16), Study(None, SPACE)
+    run = Refining(
+        profile(), None, SPACE, asked, bench=bench, vary=lambda _: SimStarter(World()), study=study
+    )
     run.prepare([request(row) for row in range(60)])
     return run
 

@@ -18,8 +18,8 @@ from tuner.engines.vllm.start import VllmStarter
 from tuner.errors import EngineError, TraceError, UsageError
 from tuner.profile.profile import ServingProfile
 from tuner.profile.profile import load as load_profile
-from tuner.runs.compare.compare import Comparison, Question, compare, tuned_of
-from tuner.runs.compare.ways import LEVELS, STORY, UNIFORM, UNTUNED, chosen, names_in
+from tuner.runs.compare.compare import Comparison, Question, Tuned, compare
+from tuner.runs.compare.ways import LEVELS, UNTUNED, chosen, names_in
 from tuner.runs.evidence import Evidence
 from tuner.trace.trace import Trace, load
 from tuner.traffic.window import parse_duration_s
@@ -38,22 +38,31 @@ def run(options: CompareOptions) -> None:
             hint="Capture some seconds of traffic.",
         )
     profile = None if options.profile is None else load_profile(options.profile)
-    model, sampling = trace.header.model, None
+    source, model, sampling = Path(str(options.profile)), trace.header.model, None
     if profile is not None:
         model, sampling = profile.model, profile.sampling
     machine = machine_of(options, model, sampling)
     base, of_tuned = _starters(options, machine, trace, profile)
     has_twin = profile is not None and profile.evidence is not None
-    loads = options.loads or (f"recorded,{STORY},{UNIFORM}" if has_twin else "recorded")
+    loads = options.loads or (",".join(LEVELS) if has_twin else "recorded")
     approaches = chosen(options.approaches, simulated=options.world is not None)
-    source = Path(str(options.profile))
+    levels = names_in(loads, [*LEVELS], option="--loads")
+    if options.max_num_seqs is not None:
+        tuned = Tuned(options.max_num_seqs, "--max-num-seqs")
+    elif profile is not None:
+        tuned = Tuned(profile.decision.max_num_seqs, str(source))
+    else:
+        raise UsageError(
+            "nothing says which max_num_seqs is the tuned one",
+            hint="Give --profile (tuner sweep makes one), or --max-num-seqs N.",
+        )
     question = Question(
         requests=requests,
         block_size=trace.header.block_size,
         approaches=approaches,
-        levels=names_in(loads, [*LEVELS], option="--loads"),
+        levels=levels,
         budget_s=parse_duration_s(options.budget, option="--budget"),
-        tuned=tuned_of(options.max_num_seqs, profile, str(source), approaches),
+        tuned=tuned,
         profile=profile,
         base=base,
         of_tuned=of_tuned,

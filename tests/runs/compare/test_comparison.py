@@ -8,7 +8,7 @@ import pytest
 from tests.support.builders import record, replay_of, request
 from tuner.runs.compare.table import compared, numbers_of
 from tuner.runs.compare.ways import Workload, mean_in_flight, uniform
-from tuner.runs.paired import Ratio
+from tuner.runs.pairs import Ratio
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.window import Window
 
@@ -87,13 +87,13 @@ class Stays(Workload):
         return mean_in_flight(begin_s, begin_s + 2.0, from_s=window.start_s, to_s=end_s)
 
 
-@pytest.mark.parametrize("recorded_rps", [0.5, 1.0, 20.0])
+@pytest.mark.parametrize("recorded_rps", [1.0, 12.5, 40.0])
 def test_a_level_is_reached_by_littles_law(recorded_rps: float) -> None:
-    """Two in flight that stay 2 s each: one a second, whether thinned out or filled up."""
+    """25 in flight that stay 2 s each: 12.5 a second, whether thinned out or filled up."""
     window = Window(start_s=10.0, length_s=40.0, run_in_s=10.0)
-    requests = [request(row, arrival_s=row / recorded_rps) for row in range(1200)]
-    traffic = Stays(requests, [window], ["light", "recorded"], None, 16)
-    assert traffic.rates_rps == {"light": [pytest.approx(1.0, rel=0.06)]}
-    assert len(traffic.sent("light", 0)) == pytest.approx(50, rel=0.06)
+    requests = [request(row, arrival_s=row / recorded_rps) for row in range(2400)]
+    traffic = Stays(requests, [window], ["very-heavy", "recorded"], None, 16)
+    assert traffic.counts == {"very-heavy": [pytest.approx(625, rel=0.06)]}
+    assert len(traffic.sent("very-heavy", 0)) == pytest.approx(625, rel=0.06)
     sent = [each.row for each in traffic.sent("recorded", 0)]
     assert sent == [request.row for request in requests if request.arrival_s < 50.0]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.support.builders import request
-from tuner.runs.paired import spread_windows
+from tuner.runs.pairs import spread_windows
 from tuner.traffic.window import Window
 
 OWN = Window(10.0, 30.0, 7.5)

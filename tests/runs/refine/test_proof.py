@@ -8,8 +8,7 @@ import pytest
 
 from tests.support.builders import flat, measurement
 from tuner.replay.numbers import Measurement
-from tuner.runs.paired import log_ratio, mean_ratio
-from tuner.runs.refine.proof import is_futile, proven
+from tuner.runs.pairs import log_ratio, mean_ratio, proof_of
 
 Pair = tuple[Measurement, Measurement]
 
@@ -43,7 +42,7 @@ def shorter(*tails_s: float, share: float = 1.0) -> list[Pair]:
 def test_more_goodput_or_a_shorter_tail_at_no_less_is_a_gain(
     pairs: list[Pair], *, is_gain: bool
 ) -> None:
-    assert (proven(pairs).sureness is not None) == is_gain
+    assert (proof_of(pairs).sureness is not None) == is_gain
 
 
 def test_times_are_compared_by_students_t_of_their_logarithms() -> None:
@@ -74,7 +73,7 @@ def equal(rng: np.random.Generator, pairs: int, sd: float) -> list[Pair]:
 def test_of_equal_engines_a_gain_is_proven_in_a_twentieth_at_most(pairs: int, sd: float) -> None:
     """By goodput or by the tail; 3.3 standard deviations are left for the chance of 1,000 draws."""
     rng = np.random.default_rng(0)
-    false = sum(proven(equal(rng, pairs, sd)).sureness is not None for _ in range(1000))
+    false = sum(proof_of(equal(rng, pairs, sd)).sureness is not None for _ in range(1000))
     assert false <= 1000 * 0.05 + 3.3 * math.sqrt(1000 * 0.05 * 0.95)
 
 
@@ -90,4 +89,4 @@ def test_of_equal_engines_a_gain_is_proven_in_a_twentieth_at_most(pairs: int, sd
 def test_half_of_the_pairs_give_up_what_they_leave_no_hope_for(
     half: Sequence[Pair], *, is_hopeless: bool
 ) -> None:
-    assert is_futile(half, planned=8) == is_hopeless
+    assert proof_of(half).is_futile(planned=8) == is_hopeless

@@ -8,10 +8,8 @@ from tests.support.places import ROOT
 from tuner.commands.options import RefineOptions
 from tuner.commands.refine import space_of
 from tuner.commands.shared.machine import machine_of
-from tuner.engines.seam import Starter
 from tuner.errors import UsageError
 from tuner.profile import profile
-from tuner.runs.journal import Configuration
 from tuner.runs.refine.space import Space
 from tuner.trace.trace import TraceRequest
 
@@ -25,11 +23,7 @@ def space(*search: str) -> Space:
     options = RefineOptions(profile=PROFILE, trace=Path(), search=search)
     item = profile.load(PROFILE)
     machine = machine_of(options, item.model, item.sampling)
-
-    def vary(changes: Configuration) -> Starter:
-        return machine.starter(item.engine, changes)
-
-    return space_of(options, item, vary, requests=REQUESTS, block_size=16)
+    return space_of(options, item, machine, requests=REQUESTS, block_size=16)
 
 
 def test_vllm_is_asked_about_every_value_before_anything_starts() -> None:
@@ -47,7 +41,7 @@ def test_vllm_is_asked_about_every_value_before_anything_starts() -> None:
     assert not any("async" in name for name in values)  # off on a CPU, whatever is asked
     for search, words in (
         ("kv_cache_dtype=nonsense", "vLLM (does not take|refuses: .*) 'nonsense'"),
-        ('compilation_config={"mode"', "not JSON"),
+        ('compilation_config={"mode"', "is no list of values"),
         ("max_num_sqs=3", "is not an argument of this vLLM"),
         ("async_scheduling=true", "it is False here, whatever is asked"),
     ):

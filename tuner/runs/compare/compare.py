@@ -30,8 +30,8 @@ from tuner.runs.compare.ways import (
     Workload,
 )
 from tuner.runs.evidence import Evidence
-from tuner.runs.journal import Failed, Journal, Replayed, Selection, Tried
-from tuner.runs.paired import spread_windows
+from tuner.runs.journal import Failed, Journal, Selection, Tried
+from tuner.runs.pairs import spread_windows
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.constants import RUN_IN_SHARE
 from tuner.traffic.slo import Slo
@@ -78,23 +78,6 @@ class Question:
     """With every argument of the profile, where that is the tuned one."""
 
 
-def tuned_of(
-    given: int | None, profile: ServingProfile | None, source: str, approaches: Sequence[Approach]
-) -> Tuned:
-    """Return the tuned value: as given, or the profile's. Raises UsageError where it is needed and
-    nothing says it."""
-    if given is not None:
-        return Tuned(given, "--max-num-seqs")
-    if profile is not None:
-        return Tuned(profile.decision.max_num_seqs, source)
-    if any(each.name in {"tuned", SERVER} for each in approaches):
-        raise UsageError(
-            "nothing says which max_num_seqs is the tuned one",
-            hint="Give --profile (tuner sweep makes one), or --max-num-seqs N.",
-        )
-    return Tuned(UNTUNED, "no approach needs it")
-
-
 @dataclass(slots=True)
 class Comparison:
     """A comparison, as far as its journal has come."""
@@ -111,10 +94,9 @@ class Comparison:
 
     def tables(self) -> list[ComparisonTable]:
         """Return one table for each load."""
-        profile, evidence = self.question.profile, self.evidence
-        slo = None if profile is None else profile.decision.slo.slo
-        approaches, levels = self.question.approaches, self.question.levels
-        return [table_of(evidence, level, approaches, slo) for level in levels]
+        question, evidence = self.question, self.evidence
+        slo = None if question.profile is None else question.profile.decision.slo.slo
+        return [table_of(evidence, level, question.approaches, slo) for level in question.levels]
 
     def warnings(self) -> list[str]:
         """Return the warnings about what was compared, and how far it came."""
@@ -137,17 +119,23 @@ class Comparison:
     def next_trial(self) -> Trial | None:
         """Return the next replay; None when all were made, or the budget has no time for a block
         more."""
-        left = next(self._left(), None)
-        if left is None:
+        if (left := next(self._left(), None)) is None:
             return None
-        approach, block, load = left
+        (approach, block, load), question = left, self.question
         spent_s, is_begun = self.evidence.spent_s(), block in map(block_of, self.evidence.trials())
-        if block and not is_begun and spent_s * (block + 1) / block > self.question.budget_s:
+        if block and not is_begun and spent_s * (block + 1) / block > question.budget_s:
             return None
         window = self.workload.windows[block]
         rule = CutRule(Slo(), 0.0, drain_s=DRAIN_SHARE * window.length_s)
-        total = REPEATS * len(self.question.approaches) * len(self.question.levels)
-        starter, size = self._starter(approach)
+        total = REPEATS * len(question.approaches) * len(question.levels)
+        starter, size = question.of_tuned, question.tuned.max_num_seqs
+        if approach.name == "untuned":
+            starter, size = question.base, UNTUNED
+        elif isinstance(question.base, VllmStarter) and approach.workers:
+            size = approach.batch
+            starter = WorkersStarter(question.base, approach.workers, size, approach.wait_s)
+        elif isinstance(starter, VllmStarter) and approach.name == SERVER:
+            starter = ServerStarter.like(starter)
         purpose = f"{approach.name} {block}"
         title = f"block {block + 1}: starting {approach.title}"
         tried = Tried(
@@ -162,40 +150,19 @@ class Comparison:
         )
 
     def _left(self) -> Iterator[tuple[Approach, int, str]]:
-        """Yield (approach, block, load) of what is still to be replayed, in order: random
-        and the same in a resumed run. What never served is not tried again."""
-        trials = self.evidence.trials()
-        done = {(each.approach, block_of(each), each.load) for each in trials}
-        failed = {(each.approach, block_of(each)) for each in trials if isinstance(each, Failed)}
-        served = {each.approach for each in trials if isinstance(each, Replayed)}
-        dead = {name for name, _ in failed} - served
+        """Yield (approach, block, load) of what is still to be replayed: approaches in random
+        order, the same in a resumed run. What never served is not tried again."""
+        made, failures = self.evidence.made(), [*self.journal.of(Failed)]
+        done = {(each.purpose, each.load) for each in made}
+        failed = {each.purpose for each in failures}
+        dead = {each.approach for each in failures} - {each.approach for each in made}
+        approaches = self.question.approaches
         for block in range(REPEATS):
-            rng = np.random.default_rng(block)
-            approaches = [
-                self.question.approaches[i] for i in _shuffled(self.question.approaches, rng)
-            ]
-            for approach in approaches:
-                loads = [self.question.levels[i] for i in _shuffled(self.question.levels, rng)]
-                if approach.name not in dead and (approach.name, block) not in failed:
-                    left = [load for load in loads if (approach.name, block, load) not in done]
+            for place in np.random.default_rng(block).permutation(len(approaches)):
+                approach, purpose = approaches[place], f"{approaches[place].name} {block}"
+                if approach.name not in dead and purpose not in failed:
+                    left = [load for load in self.question.levels if (purpose, load) not in done]
                     yield from ((approach, block, load) for load in left)
-
-    def _starter(self, approach: Approach) -> tuple[Starter, int]:
-        """Return what starts an approach's engine, and its size."""
-        base, of_tuned = self.question.base, self.question.of_tuned
-        if approach.name == "untuned":
-            return base, UNTUNED
-        if isinstance(base, VllmStarter) and approach.workers:
-            starter = WorkersStarter(base, approach.workers, approach.batch, approach.wait_s)
-            return starter, approach.batch
-        if isinstance(of_tuned, VllmStarter) and approach.name == SERVER:
-            of_tuned = ServerStarter.like(of_tuned)
-        return of_tuned, self.question.tuned.max_num_seqs
-
-
-def _shuffled(items: Sequence[object], rng: np.random.Generator) -> list[int]:
-    places: list[int] = rng.permutation(len(items)).tolist()
-    return places
 
 
 def compare(
@@ -217,8 +184,7 @@ def compare(
         twin = twin_of(profile, source, cure=cure)
     longest = int(str(question.base.resolve(max_num_seqs=UNTUNED)["max_model_len"]))
     kept, left_out = fitting(question.requests, longest)
-    choice = evidence.selection()
-    if choice is None:
+    if (choice := evidence.selection()) is None:
         step_s = affordable_s(
             question.budget_s, question.approaches, loads=len(question.levels), start_s=start_s
         )

@@ -12,10 +12,10 @@ import numpy as np
 from tuner.replay.device_use import device_use
 from tuner.replay.numbers import Spread, measure, spread
 from tuner.replay.records import Floats, Replay, e2el_s
-from tuner.runs.compare.ways import LEVELS, Approach, mean_in_flight
+from tuner.runs.compare.ways import LEVELS, Approach
 from tuner.runs.evidence import Evidence
 from tuner.runs.journal import Failed, Tried
-from tuner.runs.paired import Ratio, log_ratio
+from tuner.runs.pairs import Ratio, log_ratio
 from tuner.traffic.slo import Slo
 
 NEVER_S = 1e12
@@ -110,24 +110,22 @@ def table_of(
 ) -> ComparisonTable:
     """Return the table of one load."""
     blocks: dict[str, dict[int, Replay]] = {each.name: {} for each in approaches}
-    errors: dict[str, list[str]] = {each.name: [] for each in approaches}
-    for trial in evidence.trials():
-        if isinstance(trial, Failed):
-            errors[trial.approach].append(f"{trial.why}. {trial.hint}")
-        elif trial.load == load:
+    for trial in evidence.made():
+        if trial.load == load:
             blocks[trial.approach][block_of(trial)] = evidence.journal.replay(trial)
-    numbers = {name: numbers_of([*seen.values()], slo) for name, seen in blocks.items() if seen}
+    numbers = {name: numbers_of([*own.values()], slo) for name, own in blocks.items() if own}
     rows = []
     for each in approaches:
         own, seen = blocks[each.name], numbers.get(each.name)
         notes = list[str]()
         if seen is not None:
-            replays = [*own.values()]
-            notes += notes_on(seen, replays, numbers.get("worker") if each.workers > 1 else None)
-        against = compared(own, blocks.get("untuned", {}))
-        if each.name == "tuned" and against:
+            alone = numbers.get("worker") if each.workers > 1 else None
+            notes = notes_on(seen, [*own.values()], alone)
+        if each.name == "tuned" and (against := compared(own, blocks.get("untuned", {}))):
             words = ", ".join(f"{shown(r)} {COMPARED[name][0]}" for name, r in against.items())
             notes.append(f"against untuned: {words}")
+        failures = (e for e in evidence.journal.of(Failed) if e.approach == each.name)
+        errors = dict.fromkeys(f"{failed.why}. {failed.hint}" for failed in failures)
         rows.append(
             ComparisonRow(
                 approach=each.name,
@@ -136,7 +134,7 @@ def table_of(
                 numbers=seen,
                 ratios=compared(own, blocks[approaches[0].name]),
                 notes=tuple(notes),
-                errors=tuple(dict.fromkeys(errors[each.name])),
+                errors=tuple(errors),
             )
         )
     return ComparisonTable(load, LEVELS[load], tuple(rows))
@@ -144,16 +142,13 @@ def table_of(
 
 def compared(blocks: Blocks, baseline: Blocks) -> dict[str, Ratio]:
     """Return the ratios of an approach to the baseline, over the blocks that both have."""
-    pairs = [(blocks[at], baseline[at]) for at in sorted(blocks.keys() & baseline.keys())]
-    both = [tuple(numbers_of([replay]) for replay in pair) for pair in pairs]
+    shared = sorted(blocks.keys() & baseline.keys())
+    sides = [[numbers_of([side[at]]) for at in shared] for side in (blocks, baseline)]
     ratios = dict[str, Ratio]()
     for name, (_, value_of) in COMPARED.items():
-        values = [(value_of(own), value_of(base)) for own, base in both]
-        known = [(own, base) for own, base in values if own is not None and base is not None]
-        if known and len(known) == len(values):
-            ratio = log_ratio(*zip(*known, strict=True))
-            if ratio is not None:
-                ratios[name] = Ratio(1.0) if blocks is baseline else ratio
+        above, below = (np.array([value_of(each) for each in side], float) for side in sides)
+        if (ratio := log_ratio(above, below)) is not None:
+            ratios[name] = Ratio(1.0) if blocks is baseline else ratio
     return ratios
 
 
@@ -171,22 +166,27 @@ def shown(ratio: Ratio) -> str:
 def numbers_of(replays: Sequence[Replay], slo: Slo | None = None) -> Numbers:
     """Return what these replays of one traffic by one approach come to together."""
     sent = np.concatenate([replay.requests for replay in replays])
-    counts = [len(replay.requests) for replay in replays]
-    spans_s = [replay.scored_from_s + replay.window_s for replay in replays]
+
+    def of_replays(name: str) -> Floats:
+        """Return a number of its replay for each request."""
+        return np.concatenate([np.full(len(r.requests), getattr(r, name)) for r in replays])
+
+    from_s, elapsed_s, window_s = map(of_replays, ("scored_from_s", "elapsed_s", "window_s"))
+    spans_s = sum(replay.scored_from_s + replay.window_s for replay in replays)
     is_done, outcomes = sent["outcome"] == "ok", Counter(sent["outcome"].tolist())
-    served = sent[is_done & (sent["end_s"] < np.repeat(spans_s, counts))]
+    served = is_done & (sent["end_s"] < from_s + window_s)
+    stay_s = np.minimum(sent["end_s"], from_s + window_s) - np.maximum(sent["planned_s"], from_s)
     came_whole = is_done & (sent["gaps"] == 0) & (sent["output_tokens"] > 1)
     held_s = _known((sent["last_s"] - sent["engine_last_s"])[came_whole])
 
     # what failed waits to the end, what was unfinished waited at least until then
-    ended_s = np.repeat([replay.elapsed_s for replay in replays], counts)
-    end_s = np.where(sent["outcome"] == "failed", ended_s, sent["end_s"])
+    end_s = np.where(sent["outcome"] == "failed", elapsed_s, sent["end_s"])
     waited_s = np.where(is_done, e2el_s(sent), np.maximum(0.0, end_s - sent["planned_s"]))
     counted = sent["scored"] & (sent["outcome"] != "aborted")
-    tail_s = longer_s = None
-    if counted.any():
-        never_s = np.where(is_done, waited_s, NEVER_S)
-        tail_s, longer_s = (float(np.percentile(each[counted], 95)) for each in (waited_s, never_s))
+    tail_s, longer_s = (
+        float(np.percentile(each[counted], 95)) if counted.any() else None
+        for each in (waited_s, np.where(is_done, waited_s, NEVER_S))
+    )
 
     # as clients saw them; the engine's own where replies came whole
     later = np.where(sent["output_tokens"] > 1, sent["output_tokens"] - 1.0, np.nan)
@@ -198,9 +198,9 @@ def numbers_of(replays: Sequence[Replay], slo: Slo | None = None) -> Numbers:
         requests=len(sent),
         unfinished=outcomes["cut"],
         failed=outcomes["failed"],
-        offered_rps=(len(sent) - outcomes["aborted"]) / sum(spans_s),
-        requests_per_s=len(served) / sum(spans_s),
-        in_flight_mean=_in_flight(replays),
+        offered_rps=(len(sent) - outcomes["aborted"]) / spans_s,
+        requests_per_s=float(served.sum()) / spans_s,
+        in_flight_mean=float(np.maximum(0.0, stay_s).sum()) / sum(r.window_s for r in replays),
         attainment=None if slo is None else measure(replays, slo).attainment,
         e2el_p95_s=tail_s,
         e2el_at_least=tail_s is not None and longer_s is not None and longer_s > tail_s + 1e-9,
@@ -213,16 +213,6 @@ def numbers_of(replays: Sequence[Replay], slo: Slo | None = None) -> Numbers:
 def _known(values: Floats) -> Floats:
     known: Floats = values[~np.isnan(values)]
     return known
-
-
-def _in_flight(replays: Sequence[Replay]) -> float:
-    """Return the mean over the time after the run-in."""
-    means, windows_s = list[float](), [replay.window_s for replay in replays]
-    for replay in replays:
-        sent, from_s = replay.requests, replay.scored_from_s
-        span_s = {"from_s": from_s, "to_s": from_s + replay.window_s}
-        means.append(mean_in_flight(sent["planned_s"], sent["end_s"], **span_s))
-    return float(np.average(means, weights=windows_s))
 
 
 def notes_on(numbers: Numbers, replays: Sequence[Replay], alone: Numbers | None) -> list[str]:

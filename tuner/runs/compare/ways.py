@@ -4,6 +4,7 @@ A load is a mean number of requests in flight, open loop, at the untuned engine,
 requests of a window are thinned out, or copied, until there are so many; time is never stretched.
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -47,13 +48,10 @@ APPROACHES = (
 )
 """In the order of the story."""
 
-STORY, UNIFORM = "very-heavy", "uniform"
-LEVELS: dict[str, int | None] = {"recorded": None, "light": 2, STORY: 25, UNIFORM: 25}
-"""Name → requests in flight; None is the trace as it is. UNIFORM is STORY with every length the
-mean. Tables are in this order."""
-
-EXACT = 0.01
-"""Step in which the number of requests of a level is searched for, as a share of it."""
+UNIFORM = "uniform"
+LEVELS: dict[str, int | None] = {"recorded": None, "very-heavy": 25, UNIFORM: 25}
+"""Name → requests in flight; None is the trace as it is. UNIFORM has every length the mean. Tables
+are in this order."""
 
 MOST = 1_000_000
 """Requests in one window beyond which no level is searched for."""
@@ -65,15 +63,16 @@ def chosen(names: str | None, *, simulated: bool) -> tuple[Approach, ...]:
     None is all that there can be but the server, which takes half a minute to start. Raises
     UsageError for a name that is unknown, or needs a real engine.
     """
-    real = [each.name for each in APPROACHES if each.workers or each.name == SERVER]
     if names is None:
-        left = {SERVER, *real} if simulated else {SERVER}
-        return tuple(each for each in APPROACHES if each.name not in left)
+        can_be = [e for e in APPROACHES if e.name != SERVER and not (simulated and e.workers)]
+        return tuple(can_be)
     named = names_in(names, [each.name for each in APPROACHES], option="--approaches")
-    for name in named if simulated else ():
-        if name in real:
-            raise UsageError(f"--approaches {name} needs a real engine", hint="Leave out --world.")
-    return tuple(each for each in APPROACHES if each.name in named)
+    approaches = tuple(each for each in APPROACHES if each.name in named)
+    for each in approaches:
+        if simulated and (each.workers or each.name == SERVER):
+            what = f"--approaches {each.name} needs a real engine"
+            raise UsageError(what, hint="Leave out --world.")
+    return approaches
 
 
 def names_in(text: str, known: Sequence[str], *, option: str) -> list[str]:
@@ -106,19 +105,20 @@ class Workload:
     """Tokens that one of the trace's hash ids stands for."""
 
     @cached_property
-    def rates_rps(self) -> dict[str, list[float]]:
-        """Level → arrival rate in each block; without the trace as it is. Raises TraceError."""
+    def counts(self) -> dict[str, list[int]]:
+        """Level → requests in each block's window; without the trace as it is. Raises
+        TraceError."""
         return {
-            level: [self._rate(number, *each) for each in enumerate(self.windows)]
+            level: [self._count(number, block) for block in range(len(self.windows))]
             for level in self.levels
             if (number := LEVELS[level]) is not None
         }
 
     def sent(self, level: str, block: int) -> list[TraceRequest]:
         """Return what is sent in a block, the same to every approach."""
-        if level not in self.rates_rps:
+        if level not in self.counts:
             return in_window(self.requests, self.windows[block])
-        sent = self._at(self.rates_rps[level][block], block)
+        sent = self._thinned(self.counts[level][block], block)
         return uniform(sent, self.requests) if level == UNIFORM else sent
 
     def in_flight(self, sent: Sequence[TraceRequest], window: Window) -> float:
@@ -131,29 +131,26 @@ class Workload:
         to_s = window.start_s + window.length_s
         return mean_in_flight(traffic.arrival_s, end_s, from_s=window.start_s, to_s=to_s)
 
-    def _rate(self, in_flight: int, block: int, window: Window) -> float:
-        """Return the least arrival rate at which so many requests are in flight."""
+    def _count(self, in_flight: int, block: int) -> int:
+        """Return the fewest requests of which so many are in flight."""
 
-        def is_reached(count: int) -> bool:
-            return self.in_flight(self._at(count / window.replay_s, block), window) >= in_flight
+        def reached(count: int) -> float:
+            return self.in_flight(self._thinned(count, block), self.windows[block])
 
-        low, high = 0, len(in_window(self.requests, window))
-        while not is_reached(high):
-            low, high = high, 2 * high
-            if high > MOST:
+        most = max(2, len(in_window(self.requests, self.windows[block])))
+        while reached(most) < in_flight:
+            most *= 2
+            if most > MOST:
                 raise TraceError(
-                    f"{MOST:,} requests in {window} are not enough for {in_flight} in flight",
-                    hint="Choose a lighter one of --loads.",
+                    f"{MOST:,} requests in {self.windows[block]} are not enough for {in_flight} in "
+                    "flight",
+                    hint="Compare with --loads recorded.",
                 )
-        while high - low > max(1.0, EXACT * high):
-            middle = (low + high) // 2
-            low, high = (low, middle) if is_reached(middle) else (middle, high)
-        return high / window.replay_s
+        return 1 + bisect_left(range(1, most), float(in_flight), key=reached)
 
-    def _at(self, rate_rps: float, block: int) -> list[TraceRequest]:
-        window = self.windows[block]
-        sent = in_window(self.requests, window)
-        return scale_load(sent, rate_rps * window.replay_s / len(sent), seed=block)
+    def _thinned(self, count: int, block: int) -> list[TraceRequest]:
+        sent = in_window(self.requests, self.windows[block])
+        return scale_load(sent, count / len(sent), seed=block)
 
 
 def uniform(sent: Sequence[TraceRequest], like: Sequence[TraceRequest]) -> list[TraceRequest]:

@@ -12,7 +12,7 @@ from functools import partial
 
 import numpy as np
 
-from tuner.engines.seam import EngineFacts, Starter
+from tuner.engines.seam import Starter
 from tuner.errors import EngineError, RunError, UsageError
 from tuner.profile.evidence import StoredTwin
 from tuner.profile.profile import ServingProfile
@@ -22,27 +22,9 @@ from tuner.replay.replay import CutRule
 from tuner.runs.bench import Bench, Build, Trial, fitting, measure
 from tuner.runs.journal import Configuration, Failed, Gathered, Tried
 from tuner.runs.ladder import doubling
-from tuner.runs.paired import spread_windows
-from tuner.runs.refine.proof import (
-    PAIRS,
-    Proof,
-    affordable,
-    gain_over,
-    is_futile,
-    keeps_goodput,
-    proven,
-    served,
-)
-from tuner.runs.refine.search import ALIKE, Model, Study
-from tuner.runs.refine.space import (
-    CAP,
-    LIVE,
-    TOKENS,
-    Space,
-    in_words,
-    number,
-    restart_key,
-)
+from tuner.runs.pairs import Proof, proof_of, spread_windows
+from tuner.runs.refine.search import ALIKE, BEST, Model, Study, gain_over, served_in
+from tuner.runs.refine.space import CAP, LIVE, TOKENS, Space, in_words, number, restart_key
 from tuner.runs.result import SweepOutcome, outcome_of
 from tuner.runs.settings import SweepSettings
 from tuner.runs.sweep.conclusion import Basis, Conclusion, CurvePoint, curve_by_twin, forecast_of
@@ -53,17 +35,18 @@ from tuner.traffic.requirements import RequirementCheck
 from tuner.traffic.slo import Unloaded
 from tuner.traffic.window import Window
 from tuner.traffic.workload import Workload
-from tuner.twin.forecast import Forecast
 from tuner.twin.law import prompt_s
 from tuner.twin.verdict import Verdict
 
-RAMP, SEARCH, KNEE, REFINED = "ramp", "search", "knee", "refined"
-"""Purposes of trials: what times every batch size, and what is compared with the knee; the halves
-of a pair."""
+SEARCH, KNEE, REFINED = "search", "knee", "refined"
+"""Purposes of trials: what is compared with the knee, and the halves of a pair."""
 
 SIDES = (REFINED, KNEE, KNEE, REFINED)
 """Order of the halves, over and over: each side is first as often as second, so that a machine that
 drifts favors neither."""
+
+PAIRS, MOST_PAIRS = 4, 16
+"""Pairs that are made at least, and where the budget has room for more; even numbers."""
 
 MOST_STARTS_SHARE = 0.5
 """Of the budget, for engine starts: what needs more of them than that is not searched."""
@@ -77,30 +60,10 @@ WORTH = 0.005
 THEN_REFINED = "; refined: "
 """Between the reason of a knee and the result of its refinement."""
 
-Vary = Callable[[Configuration], Starter]
-"""Returns what starts engines with the profile's arguments and these changed."""
-
-
-@dataclass(frozen=True, slots=True)
-class RefinePlan:
-    """The plan of a refinement: what is refined, and how."""
-
-    profile: ServingProfile
-    space: Space
-    settings: SweepSettings
-    start_s: float
-    """How long an engine start takes, by the profile."""
-
-    max_model_len: int
-    twin: StoredTwin | None = None
-    """The profile's; None where windows decided."""
-
-    warnings: Sequence[str] = ()
-
 
 @dataclass(frozen=True, slots=True)
 class TrialRow:
-    """A trial of the search, and the numbers of its replays."""
+    """A trial of the search, and the numbers of its replay."""
 
     configuration: Configuration
     measured: Measurement
@@ -132,47 +95,68 @@ class Refinement:
     warnings: tuple[str, ...]
 
 
-async def refine(
-    requests: Sequence[TraceRequest], plan: RefinePlan, bench: Bench, vary: Vary, study: Study
-) -> Refinement:
-    """Search around the profile's knee and compare the best candidate with it.
-
-    Raises EngineError when engines keep failing, TraceError when nothing can be replayed,
-    UsageError when the budget is too small.
-    """
-    run = Refining(plan, bench, vary, study)
-    run.prepare(requests)
-    bench.spare_s = lambda: plan.settings.budget_s - bench.evidence.spent_s()
-    try:
-        return await run.refined()
-    finally:
-        await bench.stop()
-
-
 class Refining:
     """A refinement under way. Whoever has made the bench stops it."""
 
     workload: Workload
 
-    def __init__(self, plan: RefinePlan, bench: Bench, vary: Vary, study: Study) -> None:
-        self.plan, self.bench, self.vary, self.study = plan, bench, vary, study
-        self.settings, self.knee, self.start_s = plan.settings, plan.space.knee, plan.start_s
+    def __init__(  # noqa: PLR0913 - what is refined, how, and on what
+        self,
+        profile: ServingProfile,
+        twin: StoredTwin | None,
+        space: Space,
+        settings: SweepSettings,
+        *,
+        bench: Bench,
+        vary: Callable[[Configuration], Starter],
+        study: Study,
+    ) -> None:
+        """``twin`` is the profile's, None where windows decided; ``vary`` returns what starts
+        engines with the profile's arguments and these changed."""
+        assert settings.slo is not None
+        self.profile, self.twin, self.settings, self.knee = profile, twin, settings, space.knee
+        self.bench, self.vary, self.study = bench, vary, study
         self.journal, self.evidence, self.made = bench.journal, bench.evidence, bench.evidence.made
-        self.warnings, self.is_complete = [*plan.warnings], True
-        self.space, twin = self._affordable(plan.space), plan.twin
-        self.model = None if twin is None else Model(twin, plan.settings, self.knee)
+        self.model = None if twin is None else Model(twin, settings.slo, self.knee)
         self.first: list[Configuration] | None = None
         """The candidates that the twin predicts to be best."""
 
-    async def refined(self) -> Refinement:
+        self.warnings, self.is_complete, self.space = list[str](), True, space
+        measured, live = profile.provenance, [k for k in space.knobs if k.name in LIVE]
+        self.start_s = measured.engine_seconds.starts / max(1, measured.engine_starts)
+        starts = 3 + 2 * PAIRS
+        is_affordable = starts * self.start_s <= MOST_STARTS_SHARE * settings.budget_s
+        if live and not space.is_live and not is_affordable:
+            others = ", ".join(knob.name for knob in space.knobs if knob not in live)
+            self.warnings.append(
+                f"the budget has no time for {starts} engine starts of {self.start_s:.0f}s: "
+                f"{others} was not searched; give a larger --budget"
+            )
+            self.space = replace(space, knobs=tuple(live))
+
+    async def refine(self, requests: Sequence[TraceRequest]) -> Refinement:
+        """Search around the profile's knee and compare the best candidate with it.
+
+        Raises EngineError when engines keep failing, TraceError when nothing can be replayed,
+        UsageError when the budget is too small.
+        """
+        kept, warnings = fitting(requests, number(self.profile.engine.get("max_model_len", 1)))
+        self.warnings += warnings
+        self.prepare(kept)
+        self.bench.spare_s = lambda: self.settings.budget_s - self.evidence.spent_s()
         await self._measure(self.next_in_search)
         gathered = self.journal.last(Gathered)
         if gathered is None:
-            best = self.best()
-            pairs = self._pairs_of(best)
-            gathered = Gathered(complete=self.is_complete, chosen=best, pairs=pairs)
+            chosen, own, pairs = self.best(), self.workload.window, 0
+            if chosen != self.knee:
+                half_s = self._half_s()
+                left_s = self.settings.budget_s - self.evidence.spent_s() - self._ending_s(half_s)
+                two_s = 4 * (half_s + (0.0 if self._is_live(chosen) else self.start_s))
+                pairs = min(MOST_PAIRS, PAIRS + 2 * max(0, int(left_s // two_s)))
+            windows = spread_windows(self.workload.requests, self.workload.part, own, pairs)
+            gathered = Gathered(complete=self.is_complete, chosen=chosen, pairs=windows)
             self.journal.add(gathered)
-        chosen, windows = gathered.chosen, gathered.pairs
+        chosen, windows, proof, outcome = gathered.chosen, gathered.pairs, None, None
         for row in self.rows():
             self.study.tell(row.configuration, row.gain, fidelity="replay", is_kept=row.is_kept)
         if not gathered.complete:
@@ -180,18 +164,16 @@ class Refining:
                 "the budget ended the search: not all that seemed worth it was tried; give a "
                 "larger --budget"
             )
-        proof = outcome = None
         if chosen != self.knee:
             self.bench.watcher.stage(
                 f"comparing {in_words(chosen)} with the knee, in turns: {len(windows)} pairs"
             )
             await self._measure(partial(self.next_half, chosen, windows))
-            proof = proven(self._pairs())
+            proof = self.proof()
             if proof.pairs < len(windows):  # the look gave up
                 proof = replace(proof, sureness=None)
-        reason = reason_of(self.plan, chosen, proof)
+        reason = self._reason(chosen, proof)
         if proof is not None and proof.sureness is not None:
-            await self._measure(partial(self.next_ramp, chosen))
             outcome = await self._confirmed(chosen, reason, proof.sureness)
             self.warnings += outcome.warnings
         return Refinement(
@@ -210,20 +192,20 @@ class Refining:
     async def _measure(self, plan: Callable[[], Trial | None]) -> None:
         await measure(plan, self.bench, most_failures=MOST_FAILURES)
 
-    @property
-    def basis(self) -> Basis:
-        return Basis(self.evidence, self.workload, self.settings)
-
     def prepare(self, requests: Sequence[TraceRequest]) -> None:
         """Choose what a trial replays, or read back what was chosen."""
-        slo = self.settings.slo
-        assert slo is not None
-        kept, warnings = fitting(requests, self.plan.max_model_len)
-        self.warnings += warnings
+        assert self.settings.slo is not None
+        step = self.profile.curve[0]
+        tpot_s = 0.0 if step.tpot_ms is None else step.tpot_ms.p50 / 1e3
+        unloaded = Unloaded(tpot_s, 0.0, tpot_s)
+        if self.twin is not None:
+            law, lengths = self.twin.law, self.twin.traffic.input_length
+            alone_s = prompt_s(law, float(np.median(lengths))) + self.twin.shape.lag_s
+            unloaded = Unloaded(alone_s, 0.0, float(law.decode_s[1]))
         self.workload = self.bench.selected(
-            kept,
-            slo,
-            unloaded_of(self.plan.profile, self.plan.twin),
+            requests,
+            self.settings.slo,
+            unloaded,
             window=self.settings.window,
             step_s=self._planned_step_s,
         )
@@ -235,7 +217,7 @@ class Refining:
         name any engine argument, and it would be started."""
         chosen = [event.chosen for event in self.journal.of(Gathered)]
         for each in [*(trial.configuration for trial in self.evidence.trials()), *chosen]:
-            if not self.plan.space.holds(each):
+            if not self.space.holds(each):
                 raise RunError(
                     f"{self.journal.run_dir}/journal.jsonl: {in_words(each)} is not searched",
                     hint="Start again in another --run-dir.",
@@ -243,23 +225,22 @@ class Refining:
 
     def rows(self) -> list[TrialRow]:
         """Return the trials of the search that served, with their gains."""
-        searched, slo = {str(t.configuration): t for t in self.made(SEARCH)}, self.workload.slo
-        measured = {key: self.evidence.numbers(t, slo) for key, t in searched.items()}
-        knee, rows = measured.get(str(self.knee)), []
-        for key, trial in searched.items():
-            tried, gain, is_kept = trial.configuration, None, False
+        required = [each for each in self.settings.requirements if not each.at_headroom]
+        measured = {
+            str(t.configuration): (t.configuration, self.evidence.numbers(t, self.workload.slo))
+            for t in self.made(SEARCH)
+        }
+        knee, rows = measured.get(str(self.knee)), list[TrialRow]()
+        for tried, numbers in measured.values():
+            gain, is_kept = None, False
             if knee is not None:
-                here, there = served(measured[key]), served(knee)
+                here, there = served_in(numbers), served_in(knee[1])
                 if self.model is not None and self.model.predicts(tried):
                     here, there = self.model.served(tried), self.model.served(self.knee)
-                gain, is_kept = gain_over(here, there), keeps_goodput(here, there)
-            is_kept = is_kept and all(
-                value is None or required.is_met_by(value)
-                for required in self.settings.requirements
-                if not required.at_headroom
-                for value in [required.value_in(measured[key])]
-            )
-            rows.append(TrialRow(tried, measured[key], gain, is_kept))
+                gain, is_kept = gain_over(here, there)
+            values = [(each, each.value_in(numbers)) for each in required]
+            is_kept = is_kept and all(v is None or each.is_met_by(v) for each, v in values)
+            rows.append(TrialRow(tried, numbers, gain, is_kept))
         return rows
 
     def best(self) -> Configuration:
@@ -267,51 +248,51 @@ class Refining:
         unless another is worth a restart."""
         known = [(row.gain, row.configuration) for row in self.rows() if row.is_kept and row.gain]
         top = max((gain for gain, _ in known), default=0.0)
-        if top < WORTH:
-            return self.knee
-        alike = [each for gain, each in known if gain > top - ALIKE]
-        return min(alike, key=lambda each: number(each[CAP]))
+        alike = [each for gain, each in known if gain > top - ALIKE and top >= WORTH]
+        return min(alike, key=lambda each: number(each[CAP]), default=self.knee)
+
+    def proof(self) -> Proof:
+        """Return what the pairs have shown so far."""
+        slo, made = self.workload.slo, self.made(REFINED, KNEE)
+        halves = [(trial.purpose, self.evidence.numbers(trial, slo)) for trial in made]
+        pairs = map(dict, zip(halves[::2], halves[1::2], strict=False))
+        return proof_of([(pair[KNEE], pair[REFINED]) for pair in pairs])
 
     # Phases
 
     def next_in_search(self) -> Trial | None:
-        """Return the knee, the best by the twin, then each other argument once."""
+        """Return the knee, the best by the twin, then each other argument once, for each of its
+        values."""
         self.check()
         if self.journal.last(Gathered) is not None:
             return None
-        every = self.evidence.trials()
-        tried = [each.configuration for each in every]
+        window = self.workload.window
+        tried = [each.configuration for each in self.evidence.trials()]
         if self.knee not in tried:
-            return self.trial(self.knee)
+            return self._trial(SEARCH, self.knee, window)
         if self.first is None:
             self.first = [] if self.model is None else self.model.best(self.space, self.study)
         alive = {restart_key(each.configuration) for each in self.made()}
-        failed = {restart_key(each.configuration) for each in self.journal.of(Failed)}
-        dead = failed - alive
-        for each in [*self.first, *self.flipped()]:
-            if each in tried or restart_key(each) in dead:
-                continue
-            trial = self.trial(each)
-            start_s = 0.0 if self.bench.build == trial.build else self.start_s
-            half_s = self._half_s(self.knee)
-            needed_s = start_s + half_s
-            needed_s += self._ending_s(half_s, pairs=PAIRS, live=self.space.is_live)
-            self.is_complete = self.evidence.spent_s() + needed_s <= self.settings.budget_s
-            return trial if self.is_complete else None
-        return None
-
-    def flipped(self) -> list[Configuration]:
-        """Return the best so far with one argument changed that the twin does not predict, for each
-        of its values."""
         best = self.best()
         base = {**self.knee, **{name: best[name] for name in LIVE}}
-        return [
+        flipped = [
             {**base, knob.name: value}
             for knob in self.space.knobs
             for value in knob.values
             if value != self.knee[knob.name]
             and (self.model is None or not self.model.predicts({**self.knee, knob.name: value}))
         ]
+        for each in [*self.first, *flipped]:
+            key = restart_key(each)
+            is_dead = key not in alive and key in map(restart_key, tried)
+            if each in tried or is_dead:
+                continue
+            trial, half_s = self._trial(SEARCH, each, window), self._half_s()
+            needed_s = half_s + self._ending_s(half_s)
+            needed_s += 0.0 if self.bench.build == trial.build else self.start_s
+            self.is_complete = self.evidence.spent_s() + needed_s <= self.settings.budget_s
+            return trial if self.is_complete else None
+        return None
 
     def next_half(self, chosen: Configuration, windows: Sequence[Window]) -> Trial | None:
         """Return the next half of a pair; None when all were made, or half of them leave no hope.
@@ -321,43 +302,32 @@ class Refining:
         """
         done = len(self.made(REFINED, KNEE))
         is_half_way = done == len(windows)
-        if done == 2 * len(windows) or (is_half_way and is_futile(self._pairs(), planned=done)):
+        if done == 2 * len(windows) or (is_half_way and self.proof().is_futile(planned=done)):
             return None
         side = SIDES[done % 4]
         own = chosen if side == REFINED else self.knee
-        build = self.largest(own)
-        if not self._is_live(chosen):
-            build = self.build(own, limits_of(own), 1 + done)
-        return self._trial(side, own, build, windows[done // 2])
-
-    def next_ramp(self, chosen: Configuration) -> Trial | None:
-        """Return what times every batch size of the chosen engine, once."""
-        if any(each.purpose == RAMP for each in self.evidence.trials()):
-            return None
-        build = self.largest(chosen) if self._is_live(chosen) else self.fresh(chosen)
-        return self._trial(RAMP, chosen, build, None)
+        build = None if self._is_live(chosen) else self.build(own, limits_of(own), 1 + done)
+        return self._trial(side, own, windows[done // 2], build)
 
     # Trials
 
-    def trial(self, configuration: Configuration) -> Trial:
-        window = self.workload.window
-        return self._trial(SEARCH, configuration, self.largest(configuration), window)
-
     def _trial(
-        self, purpose: str, own: Configuration, build: Build, window: Window | None
+        self, purpose: str, own: Configuration, window: Window, build: Build | None = None
     ) -> Trial:
-        """Return a replay of this window; without any a ramp to what the engine is built for."""
-        workload, title = self.workload, f"{purpose} {in_words(own)}"
-        cap, tokens = (build.max_num_seqs, 0) if window is None else limits_of(own)
-        tried = Tried(purpose=purpose, max_num_seqs=cap, configuration=own, window=window)
-        if window is None:
-            unloaded = workload.unloaded
-            tpot_s = unloaded.tpot_s or unloaded.ttft_s
-            return Trial(
-                tried, build, workload.twin_requests, None, workload.step_s, tpot_s, title=title
-            )
-        rule = CutRule(workload.slo, 0.0)
-        return Trial(tried, build, workload.sent_in(window), rule, tokens=tokens, title=title)
+        """Return a replay of this window, by default on the engine that is built for all that needs
+        no restart beside this."""
+        if build is None:
+            most = max(self.settings.ceiling, self.space.most(CAP)), self.space.most(TOKENS)
+            build = self.build(own, most, 0)
+        cap, tokens = limits_of(own)
+        return Trial(
+            Tried(purpose=purpose, max_num_seqs=cap, configuration=own, window=window),
+            build,
+            self.workload.sent_in(window),
+            CutRule(self.workload.slo, 0.0),
+            tokens=tokens,
+            title=f"{purpose} {in_words(own)}",
+        )
 
     def build(self, configuration: Configuration, limits: Sequence[int], turn: int) -> Build:
         """Return an engine that is built for these limits; another turn is another engine."""
@@ -365,11 +335,6 @@ class Refining:
         changed = {k: v for k, v in configuration.items() if k != CAP} | {TOKENS: tokens}
         title = f"starting an engine for {in_words(changed)}"
         return Build(f"{tokens} {turn} {key}", cap, self.vary(changed), key, title)
-
-    def largest(self, configuration: Configuration) -> Build:
-        """Return the engine that serves all that needs no restart beside this."""
-        most = max(self.settings.ceiling, self.space.most(CAP)), self.space.most(TOKENS)
-        return self.build(configuration, most, 0)
 
     def fresh(self, chosen: Configuration) -> Build:
         """Return an engine that is built for exactly the choice."""
@@ -381,167 +346,107 @@ class Refining:
 
     # What there is time for
 
-    def _affordable(self, space: Space) -> Space:
-        """Return the space without what needs engine starts, where the budget has no time for one
-        of them and for those of its pairs."""
-        starts = 3 + 2 * PAIRS
-        live = tuple(knob for knob in space.knobs if knob.name in LIVE)
-        is_affordable = starts * self.start_s <= MOST_STARTS_SHARE * self.settings.budget_s
-        if space.is_live or not live or is_affordable:
-            return space
-        others = ", ".join(knob.name for knob in space.knobs if knob not in live)
-        self.warnings.append(
-            f"the budget has no time for {starts} engine starts of {self.start_s:.0f}s: {others} "
-            "was not searched; give a larger --budget"
-        )
-        return replace(space, knobs=live)
+    def _ending_s(self, half_s: float) -> float:
+        """Return what the fewest pairs and the replays that confirm take, starts included."""
+        starts = 1 if self.space.is_live else 2 * PAIRS + 1
+        return (2 * PAIRS + 2 + self.settings.headroom) * half_s + starts * self.start_s
 
-    def _ending_s(self, half_s: float, *, pairs: int = 0, live: bool) -> float:
-        """Return what pairs and the replays that confirm take, starts included."""
-        starts = 1 if live else 2 * pairs + 1
-        return (2 * pairs + 2 + self.settings.headroom) * half_s + starts * self.start_s
-
-    def _half_s(self, *sides: Configuration) -> float:
-        """Return how long half of a pair takes, by trials of its sides: an engine that is
-        overloaded drains for longer than its windows are."""
-        known = [t.elapsed_s for t in self.made(SEARCH) if t.configuration in sides]
-        return max(self.workload.step_s, float(np.mean(known)) if known else 0.0)
-
-    def _pairs_of(self, chosen: Configuration) -> tuple[Window, ...]:
-        """Return the windows of as many pairs as the rest of the budget has time for."""
-        if chosen == self.knee:
-            return ()
-        live, half_s = self._is_live(chosen), self._half_s(self.knee, chosen)
-        left_s = self.settings.budget_s - self.evidence.spent_s()
-        left_s -= self._ending_s(half_s, live=live)
-        pairs = affordable(left_s, step_s=half_s, start_s=0.0 if live else self.start_s)
-        own, part = self.workload.window, self.workload.part
-        return spread_windows(self.workload.requests, part, own, pairs)
+    def _half_s(self) -> float:
+        """Return how long half of a pair takes, as the knee did: an engine that is overloaded
+        drains for longer than its windows are."""
+        knees = [t.elapsed_s for t in self.made(SEARCH) if t.configuration == self.knee]
+        return max([self.workload.step_s, *knees])
 
     def _planned_step_s(self) -> float:
         """Return the longest step of which all replays and trials fit the budget. Raises
         UsageError. A window of an overloaded engine takes longer than it is, by its tail."""
-        profile, live = self.plan.profile, self.space.is_live
-        restarts = [knob.values for knob in self.space.knobs if knob.name not in LIVE]
-        tries = 1 + min(3, len(self.space.knobs)) + sum(len(values) - 1 for values in restarts)
-        starts_s = self.start_s + self._ending_s(0.0, pairs=PAIRS, live=live)
-        replays = 2 * PAIRS + 2 + self.settings.headroom
-        left_s, tail = self.settings.budget_s - starts_s, profile.promise.e2el_ms
-        least_s = (1 + replays) * MIN_STEP_S
+        budget_s, tail = self.settings.budget_s, self.profile.promise.e2el_ms
+        restarts = sum(len(k.values) - 1 for k in self.space.knobs if k.name not in LIVE)
+        starts_s = self.start_s + self._ending_s(0.0)
+        replays = self._ending_s(1.0) - self._ending_s(0.0) + 1
+        left_s, least_s = budget_s - starts_s, replays * MIN_STEP_S
         if left_s < least_s:
             raise UsageError(
-                f"--budget {self.settings.budget_s:.0f}s is too small: engine starts take about "
+                f"--budget {budget_s:.0f}s is too small: engine starts take about "
                 f"{starts_s:.0f}s, the replays {least_s:.0f}s at least",
                 hint=f"Give at least --budget {math.ceil(least_s + starts_s)}s.",
             )
-        drain_s = 0.0 if tail is None else tail.p99 / 1e3 * len(profile.validity.windows)
-        fitting_s = min(left_s / (tries + replays), left_s / (1 + replays) - drain_s)
+        drain_s = 0.0 if tail is None else tail.p99 / 1e3
+        fitting_s = min(left_s / (BEST + restarts + replays), left_s / replays - drain_s)
         return min(self.settings.step_s, max(MIN_STEP_S, fitting_s))
 
     # The end
 
-    def view(self, chosen: Configuration) -> Forecast | None:
-        """Return the twin of the engines that share with the choice what needs a restart; None
-        where it is not believed."""
-        key = restart_key(chosen)
-        alike = [trial for trial in self.made() if restart_key(trial.configuration) == key]
-        replays = [
-            replace(self.journal.replay(trial), token_budget=limits_of(trial.configuration)[1])
-            for trial in alike
-            if trial.window is not None
-        ]
-        tried = [number(trial.configuration[CAP]) for trial in alike]
-        view = forecast_of(
-            self.basis,
-            self.evidence.logs(alike),
-            replays,
-            caps=sorted({*doubling(self.settings.ceiling), *tried}),
-            facts=self.facts(chosen),
-            printed=True,
+    def _reason(self, chosen: Configuration, proof: Proof | None) -> str:
+        """Return the sentence that says what was gained, with its intervals, or why nothing was."""
+        decision = self.profile.decision
+        before = decision.reason.partition(THEN_REFINED)[0]
+        if proof is None:
+            return f"{before}{THEN_REFINED}nothing better was found"
+        sides = [(name, self.knee[name], value) for name, value in chosen.items()]
+        changed = ", ".join(
+            f"{name} {'default' if was is None else was} -> {'default' if is_ is None else is_}"
+            for name, was, is_ in sides
+            if was != is_
         )
-        return view if view is not None and view.is_believed else None
-
-    def facts(self, configuration: Configuration) -> EngineFacts:
-        """Return what the newest engine reported that serves this, as if it were built for it."""
-        key = restart_key(configuration)
-        facts = [start.facts for start in self.evidence.starts() if start.key == key][-1]
-        arguments = {**facts.arguments, TOKENS: configuration[TOKENS]}
-        return replace(facts, arguments=arguments)
-
-    def _pairs(self) -> list[tuple[Measurement, Measurement]]:
-        """Return (knee, refined), pair by pair."""
-        slo, made = self.workload.slo, self.made(REFINED, KNEE)
-        halves = [(trial.purpose, self.evidence.numbers(trial, slo)) for trial in made]
-        turns = map(dict, zip(halves[::2], halves[1::2], strict=False))
-        return [(turn[KNEE], turn[REFINED]) for turn in turns]
+        over = f"over {proof.pairs} pairs of replays in turns: {proof.in_words()}"
+        if proof.sureness is None:
+            return f"{before}{THEN_REFINED}no gain of {changed} is proven {over}"
+        knee = f"the {decision.verdict} at {decision.max_num_seqs}"
+        return f"refined from {knee}: {changed}; against it {over}"
 
     async def _confirmed(
         self, chosen: Configuration, reason: str, confidence: float
     ) -> SweepOutcome:
-        """Confirm the choice on an engine of its own, as a sweep does."""
-        conclusion = self._conclusion(chosen, reason, confidence)
+        """Confirm the choice on an engine of its own, and conclude as a sweep does: by the twin of
+        the engines that share with it what needs a restart, where that is believed."""
+        basis = Basis(self.evidence, self.workload, self.settings)
+        key, cap = restart_key(chosen), number(chosen[CAP])
+        alike = [trial for trial in self.made() if restart_key(trial.configuration) == key]
+        facts = [start.facts for start in self.evidence.starts() if start.key == key][-1]
+        facts = replace(facts, arguments={**facts.arguments, TOKENS: chosen[TOKENS]})
+        view = forecast_of(
+            basis,
+            self.evidence.logs(alike),
+            [
+                replace(self.journal.replay(each), token_budget=limits_of(each.configuration)[1])
+                for each in alike
+            ],
+            caps=sorted(
+                {
+                    *doubling(self.settings.ceiling),
+                    *(number(each.configuration[CAP]) for each in alike),
+                }
+            ),
+            facts=facts,
+            printed=True,
+        )
+        measured = numbers_of(self.evidence.replays(REFINED), self.workload.slo)
+        checks = tuple(RequirementCheck(each, None) for each in self.settings.requirements)
+        curve: tuple[CurvePoint, ...] = (CurvePoint(measured, measured, "measured", {}),)
+        low, high, promised = cap, cap, None
+        if view is not None and view.is_believed:
+            (low, high), checks = view.choice.interval, view.choice.bounds.checks(cap)
+            promised = view.promised(view.choice.samples.caps)
+            curve = curve_by_twin(view, promised, {cap: measured})
+        verdict = Verdict(
+            self.profile.decision.verdict,
+            cap,
+            (min(low, cap), max(high, cap)),
+            confidence,
+            reason,
+            requirements=checks,
+        )
+        conclusion = Conclusion(
+            verdict, curve, None if promised is None else view, promised, is_proven=True
+        )
         build = self.fresh(chosen)
         with suppress(EngineError):
             await measure(
-                lambda: confirming_trial(self.basis, conclusion, build, self.bench.spare_s()),
-                self.bench,
+                lambda: confirming_trial(basis, conclusion, build, self.bench.spare_s()), self.bench
             )
-        requests = self.workload.requests
-        return outcome_of(conclusion, self.basis, requests, self.facts(chosen))
-
-    def _conclusion(self, chosen: Configuration, reason: str, confidence: float) -> Conclusion:
-        """Return the refined choice as a sweep would have concluded it."""
-        cap, view = number(chosen[CAP]), self.view(chosen)
-        measured = numbers_of(self.evidence.replays(REFINED), self.workload.slo)
-        interval, promised = (cap, cap), None
-        checks = tuple(RequirementCheck(each, None) for each in self.settings.requirements)
-        curve: tuple[CurvePoint, ...] = (CurvePoint(measured, measured, "measured", {}),)
-        if view is not None:
-            low, high = view.choice.interval
-            interval, checks = (min(low, cap), max(high, cap)), view.choice.bounds.checks(cap)
-            promised = view.promised(view.choice.samples.caps)
-            curve = curve_by_twin(view, promised, {cap: measured})
-        kind = self.plan.profile.decision.verdict
-        verdict = Verdict(kind, cap, interval, confidence, reason, requirements=checks)
-        return Conclusion(verdict, curve, view, promised, is_proven=True)
+        return outcome_of(conclusion, basis, self.workload.requests, facts)
 
 
 def limits_of(configuration: Configuration) -> tuple[int, int]:
     return number(configuration[CAP]), number(configuration[TOKENS])
-
-
-def unloaded_of(profile: ServingProfile, twin: StoredTwin | None) -> Unloaded:
-    """Return what an idle engine does, by the profile's twin or as far as the profile shows it."""
-    if twin is not None:
-        alone_s = prompt_s(twin.law, float(np.median(twin.traffic.input_length)))
-        return Unloaded(alone_s + twin.shape.lag_s, 0.0, float(twin.law.decode_s[1]))
-    step = profile.curve[0]
-    numbers = step.measured or step
-    ttft, tpot = numbers.ttft_ms, numbers.tpot_ms
-    return Unloaded(
-        ttft_s=0.0 if ttft is None or tpot is None else min(ttft.p50, 5 * tpot.p50) / 1e3,
-        ttft_s_per_input_token=0.0,
-        tpot_s=0.0 if tpot is None else tpot.p50 / 1e3,
-    )
-
-
-def reason_of(plan: RefinePlan, chosen: Configuration, proof: Proof | None) -> str:
-    """Return the sentence that says what was gained, with its intervals, or why nothing was."""
-    decision, knee = plan.profile.decision, plan.space.knee
-    before = decision.reason.partition(THEN_REFINED)[0]
-    if proof is None:
-        return f"{before}{THEN_REFINED}nothing better was found"
-    changed = ", ".join(
-        f"{name} {_shown(knee[name])} -> {_shown(value)}"
-        for name, value in chosen.items()
-        if value != knee[name]
-    )
-    over = f"over {proof.pairs} pairs of replays in turns: {proof.in_words()}"
-    if proof.sureness is None:
-        return f"{before}{THEN_REFINED}no gain of {changed} is proven {over}"
-    knee_at = f"the {decision.verdict} at {decision.max_num_seqs}"
-    return f"refined from {knee_at}: {changed}; against it {over}"
-
-
-def _shown(value: object) -> str:
-    return "default" if value is None else str(value)

@@ -6,15 +6,16 @@ this traffic. Whether vLLM takes a value on this machine is checked before.
 
 import itertools
 import math
-import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import yaml
 
 from tuner.engines.seam import ArgumentValue
 from tuner.engines.sim.world import padded
 from tuner.errors import UsageError
+from tuner.profile.profile import ServingProfile
 from tuner.runs.journal import Configuration
 
 CAP, TOKENS, BLOCKS = "max_num_seqs", "max_num_batched_tokens", "num_gpu_blocks_override"
@@ -44,17 +45,14 @@ class Space:
     knee: Configuration
     """The profile's own values of the knobs."""
 
-    left_out: tuple[str, ...]
-    """Why which argument is not searched by default."""
-
     @property
     def is_live(self) -> bool:
         """Whether one engine serves all of it."""
         return all(knob.name in LIVE for knob in self.knobs)
 
-    def combined(self, names: Collection[str]) -> list[Configuration]:
-        """Return every combination of these knobs' values, the rest as in the knee."""
-        knobs = [knob for knob in self.knobs if knob.name in names]
+    def modeled(self) -> list[Configuration]:
+        """Return every combination of what the twin predicts, the rest as in the knee."""
+        knobs = [knob for knob in self.knobs if knob.name in MODELED]
         rows = itertools.product(*([(knob.name, v) for v in knob.values] for knob in knobs))
         every = [{**self.knee, **dict(row)} for row in rows]
         return [each for each in every if number(each[TOKENS]) >= number(each[CAP])]
@@ -87,129 +85,89 @@ def restart_key(configuration: Configuration) -> str:
     return repr(sorted((k, repr(v)) for k, v in configuration.items() if k not in LIVE))
 
 
-# --search
-
-_PARTS = re.compile(r'"(?:[^"\\]|\\.)*"?|[][{},]|[^][{},"]+')
-"""Parts of a list of values: JSON's strings, brackets and commas, and all else."""
-
-
-def parse_search(texts: Sequence[str]) -> dict[str, list[str]]:
-    """Read ``key=a,b,c`` as key → values in words; a comma within JSON divides nothing.
+def parse_search(texts: Sequence[str]) -> dict[str, tuple[ArgumentValue, ...]]:
+    """Read ``key=a,b,c`` as key → values, as YAML and JSON have them.
 
     >>> parse_search(['kv_cache_dtype=auto,fp8', 'a_config={"b": 1, "c": [2, 3]},{"b": 2}'])
-    {'kv_cache_dtype': ['auto', 'fp8'], 'a_config': ['{"b": 1, "c": [2, 3]}', '{"b": 2}']}
+    {'kv_cache_dtype': ('auto', 'fp8'), 'a_config': ({'b': 1, 'c': [2, 3]}, {'b': 2})}
 
     Raises UsageError for anything else, and for a key that is there twice.
     """
-    searched: dict[str, list[str]] = {}
+    searched: dict[str, tuple[ArgumentValue, ...]] = {}
     for text in texts:
         key, _, value = text.partition("=")
-        name, words = key.strip().removeprefix("--").replace("-", "_"), _words(value)
-        if not name or "." in name or name in searched or not all(words):
+        name = key.strip().removeprefix("--").replace("-", "_")
+        try:
+            values = yaml.safe_load(f"[{value}]")
+        except (yaml.YAMLError, ValueError, RecursionError):
+            values = []
+        is_live = all(type(each) is int and each > 0 for each in values) or name not in LIVE
+        if not values or not is_live or not name.isidentifier() or name in searched:
             raise UsageError(
                 f"--search {text}: is no list of values, or its key is there twice",
-                hint="Write key=a,b,c, a key once; of a JSON argument name all of it: "
-                "key={...},{...}.",
+                hint="Write key=a,b,c, a key once, numbers above 0 for max_num_seqs and "
+                "max_num_batched_tokens; of a JSON argument all of it: key={...},{...}.",
             )
-        searched[name] = list(dict.fromkeys(words))
+        searched[name] = tuple(values)
     return searched
 
 
-def _words(value: str) -> list[str]:
-    words, depth = [""], 0
-    for part in _PARTS.findall(value):
-        depth += {"[": 1, "{": 1, "]": -1, "}": -1}.get(part, 0)
-        if part == "," and depth <= 0:
-            words.append("")
-        else:
-            words[-1] += part
-    return [word.strip() for word in words]
-
-
-# The space
-
-
-@dataclass(frozen=True, slots=True)
-class TrafficNeeds:
-    """The facts of traffic and profile that decide which arguments can matter."""
-
-    shares_prefixes: bool
-    caps: tuple[int, ...]
-    """Of the profile's curve."""
-
-    requests: int
-    on_gpu: bool
-
-
-Refusal = Callable[[str, ArgumentValue], str | None]
-"""Says why the engine would not take a value; None when it does."""
-
-
-def default_knobs(engine: Configuration, needs: TrafficNeeds) -> list[Knob]:
-    """Return what may be searched around a profile's engine arguments; a knob without values, why
-    not."""
-    cap, tokens = number(engine[CAP]), number(engine[TOKENS])
-    eighths = {max(1, round(cap * part / 8)) for part in (4, 5, 6, 7, 8, 10, 12, 14, 16)}
-    caps = {each for each in eighths if each <= max(*needs.caps, cap)}
-    if needs.on_gpu and not engine.get("enforce_eager"):
-        # in between a batch costs what the next size of CUDA graphs does
-        caps = set(padded(np.array(sorted(caps))).tolist())
-    budgets = {max(cap, tokens // 4), max(cap, tokens // 2), tokens, 2 * tokens}
-    prefixes = Knob("enable_prefix_caching", (False, True), "prompts of this trace begin alike")
-    if not needs.shares_prefixes:
-        prefixes = Knob(prefixes.name, (), "no prompts of this trace are known to begin alike")
-    return [
-        Knob(CAP, tuple(sorted(caps)), "between the doublings around the knee"),
-        Knob(TOKENS, tuple(sorted(budgets)), "fewer keep iterations short, more let prompts in"),
-        prefixes,
-        Knob("async_scheduling", (False, True), "the next iteration is scheduled while one runs"),
-    ]
-
-
 def build_space(
-    engine: Configuration,
-    needs: TrafficNeeds,
+    profile: ServingProfile,
     named: Mapping[str, tuple[ArgumentValue, ...]],
-    refusal: Refusal,
+    refusal: Callable[[str, ArgumentValue], str | None],
+    *,
+    requests: int,
+    shares_prefixes: bool,
 ) -> Space:
-    """Return the space of these engine arguments: the default knobs, and those that were named.
+    """Return the space around a profile for the traffic of so many requests: the default knobs, and
+    those that were ``named``. ``refusal`` says why the engine would not take a value.
 
     Raises UsageError for a named value that the engine refuses or no traffic could fill, and for a
     space that is empty or too large.
     """
-    knobs, left_out = [], list[str]()
-    most_cap = max(needs.requests, *needs.caps, number(engine[CAP]))
+    engine = profile.engine
+    cap, tokens = number(engine[CAP]), number(engine[TOKENS])
+    most_cap = max(cap, *(step.max_num_seqs for step in profile.curve))
+    eighths = {max(1, round(cap * part / 8)) for part in (4, 5, 6, 7, 8, 10, 12, 14, 16)}
+    caps = {each for each in eighths if each <= most_cap}
+    if profile.provenance.device.get("kind") == "gpu" and not engine.get("enforce_eager"):
+        # in between a batch costs what the next size of CUDA graphs does
+        caps = set(padded(np.array(sorted(caps))).tolist())
+    budgets = (max(cap, tokens // 4), max(cap, tokens // 2), 2 * tokens)
+    prefixes = (False, True) if shares_prefixes else ()
+    default = [
+        Knob(CAP, tuple(caps), "between the doublings around the knee"),
+        Knob(TOKENS, budgets, "fewer keep iterations short, more let prompts in"),
+        Knob("enable_prefix_caching", prefixes, "prompts of this trace begin alike"),
+        Knob("async_scheduling", (False, True), "the next iteration is scheduled while one runs"),
+    ]
+    knobs = []
+    most_cap = max(most_cap, requests)
+    limits = {CAP: most_cap, TOKENS: most_cap * number(engine.get("max_model_len", 1))}
     for name, values in named.items():
-        limit = {CAP: most_cap, TOKENS: most_cap * number(engine["max_model_len"])}.get(name)
         for value in values:
-            why = None
-            if limit is not None and not 1 <= number(value) <= limit:
-                why = f"only up to {limit} can matter for {needs.requests} requests"
-            if why := why or refusal(name, value):
+            why = refusal(name, value)
+            if name in limits and number(value) > limits[name]:
+                why = f"only up to {limits[name]} can matter for {requests} requests"
+            if why:
                 raise UsageError(
                     f"--search {name}={value}: {why}", hint=f"Leave {value} out of it."
                 )
         knobs.append(Knob(name, _with(engine.get(name), values), "named with --search"))
-    for knob in default_knobs(engine, needs):
-        if knob.name in named:
-            continue
-        refused = {value: refusal(knob.name, value) for value in knob.values}
-        kept = _with(engine.get(knob.name), [v for v, why in refused.items() if why is None])
-        knobs.append(Knob(knob.name, kept, knob.why))
-        if len(kept) == 1:
-            why = next(filter(None, refused.values()), "" if knob.values else knob.why)
-            left_out.append(f"{knob.name}: {why or 'there is one value only'}")
+    for knob in default:
+        if knob.name not in named:
+            kept = [value for value in knob.values if refusal(knob.name, value) is None]
+            knobs.append(Knob(knob.name, _with(engine.get(knob.name), kept), knob.why))
     knobs = [knob for knob in knobs if len(knob.values) > 1]
-    knee = {name: engine.get(name) for name in (*LIVE, *(knob.name for knob in knobs))}
-    space = Space(tuple(knobs), knee, tuple(left_out))
-    size = math.prod(len(knob.values) for knob in knobs)
-    if size > MOST_CONFIGURATIONS or space.combined([knob.name for knob in knobs]) in ([], [knee]):
+    if not knobs or math.prod(len(knob.values) for knob in knobs) > MOST_CONFIGURATIONS:
         raise UsageError(
-            f"the space has {size:,} configurations, or none in which max_num_seqs is at most "
-            "max_num_batched_tokens and anything differs from the profile",
+            f"--search leaves nothing to search, or more than {MOST_CONFIGURATIONS:,} "
+            "configurations",
             hint="Name other values, such as --search max_num_batched_tokens=1024,2048.",
         )
-    return space
+    knee = {name: engine.get(name) for name in (*LIVE, *(knob.name for knob in knobs))}
+    return Space(tuple(knobs), knee)
 
 
 def _with(own: ArgumentValue, values: Iterable[ArgumentValue]) -> tuple[ArgumentValue, ...]:
