@@ -31,20 +31,22 @@ NOT_LOST = 1 - EQUAL_ATTAINMENT
 def spread_windows(
     requests: Sequence[TraceRequest], part: Window, like: Window, count: int
 ) -> tuple[Window, ...]:
-    """Return windows as long as this one, evenly spaced over the part, none without a request, so
-    that together they stand for all of the traffic.
+    """Return windows as long as this one, evenly spaced over the requests of a part, so that
+    together they stand for all of the traffic.
 
-    They repeat where the part has no room for so many; all are this one where it has none for two.
+    They overlap where the part has no room for all; all are this one where it has none for two.
     """
-    slots = int(part.length_s // like.replay_s)
-    begins_s = part.start_s + like.run_in_s + like.replay_s * np.arange(slots)
-    arrivals_s = [each.arrival_s for each in requests]
-    ends = np.searchsorted(arrivals_s, [begins_s, begins_s + like.length_s])
-    begins_s = begins_s[ends[1] > ends[0]]
-    if len(begins_s) < 2:
+    if 2 * like.replay_s > part.length_s:
         return (like,) * count
-    places = np.linspace(0, len(begins_s) - 1, count).round().astype(int)
-    return tuple(replace(like, start_s=float(begins_s[place])) for place in places)
+    has_room = count * like.replay_s <= part.length_s
+    windows, free_s = list[Window](), part.start_s
+    for number in range(count):
+        middle = requests[len(requests) * (2 * number + 1) // (2 * count)]
+        earliest_s = max(middle.arrival_s, free_s, part.start_s + like.run_in_s)
+        start_s = min(earliest_s, part.end_s - like.length_s)
+        free_s = start_s + like.length_s if has_room else part.start_s
+        windows.append(replace(like, start_s=start_s))
+    return tuple(windows)
 
 
 @dataclass(frozen=True, slots=True)
