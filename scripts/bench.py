@@ -31,11 +31,12 @@ from tuner.engines.scheduler.state import StepLaw
 from tuner.engines.server.start import ServerStarter
 from tuner.profile.profile import load as load_profile
 from tuner.profile.summary import milliseconds, minutes, percent, promised
-from tuner.replay.replay import CutRule, PlannedRequest, replay
+from tuner.replay.replay import CutRule, replay
 from tuner.trace.encode import lines_of
 from tuner.trace.trace import load
 from tuner.traffic.prompts import prompt_token_ids
 from tuner.traffic.slo import Slo
+from tuner.traffic.window import Window
 from tuner.twin.simulation import EngineShape, Traffic, simulate
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -61,15 +62,12 @@ async def streamed(folder: Path) -> dict[str, float]:
     try:
         vocab_size = engine.facts.vocab_size
         prompt = partial(prompt_token_ids, seed=1, vocab_size=vocab_size, block_size=16)
-        plan = [
-            PlannedRequest(request.row, request.arrival_s, prompt(request), request.output_length)
-            for request in trace.requests
-            if request.arrival_s < SERVED_S
-        ]
+        requests = [each for each in trace.requests if each.arrival_s < SERVED_S]
         await engine.prepare(max_num_seqs=CAP)
         before_s = cpu_s()
+        window = Window(0.0, SERVED_S, 0.0)
         result = await replay(
-            plan, engine, max_num_seqs=CAP, scored_from_s=0.0, window_s=SERVED_S, cut_rule=NEVER_CUT
+            requests, engine, window, max_num_seqs=CAP, rule=NEVER_CUT, prompt=prompt
         )
         spent_s = (cpu_s() - before_s) / result.requests["output_tokens"].sum() * 1e3
     finally:

@@ -1,8 +1,9 @@
 """Random worlds to judge a decision rule by: machines, their noise, and the traffic they get."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.random import Generator
 
 from tuner.engines.scheduler.state import Floats, Ints

@@ -8,17 +8,17 @@ import pytest
 from tests.support import fake_nvml
 from tests.support.fake_nvml import Card
 from tests.support.in_process import tuner
-from tuner.engines import devices
+from tuner.engines.devices import DeviceMeter
+from tuner.replay.records import DEVICE
 
-IDLE = devices.Cpu(busy=0.1, others=0.1, steal=0.0)
-BUSY = devices.Cpu(busy=0.9, others=0.8, steal=0.0)
+IDLE, BUSY = (dict.fromkeys(DEVICE.names or (), 0.05 + 0.4 * busy) for busy in (False, True))
 
 
 @pytest.mark.vllm
 def test_a_quiet_machine_without_a_gpu_passes_in_eight_lines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(devices.CpuMeter, "sample", lambda _: IDLE)
+    monkeypatch.setattr(DeviceMeter, "read", lambda _: tuple(IDLE.values()))
     done = tuner(tmp_path, "doctor")
     assert done.returncode == 0
     assert len(done.stdout.splitlines()) == 8
@@ -38,13 +38,13 @@ def test_a_quiet_machine_without_a_gpu_passes_in_eight_lines(
 )
 def test_what_disturbs_a_measurement_fails_with_6(
     cards: list[Card],
-    cpu: devices.Cpu,
+    cpu: dict[str, float],
     failed: set[str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("tuner.commands.doctor.WATCHED_S", 0.0)
-    monkeypatch.setattr(devices.CpuMeter, "sample", lambda _: cpu)
+    monkeypatch.setattr(DeviceMeter, "read", lambda _: tuple(cpu.values()))
     fake_nvml.install(monkeypatch, *cards)
     done = tuner(tmp_path, "doctor", "--json")
     checks = {check["name"]: check["status"] for check in json.loads(done.stdout)["checks"]}

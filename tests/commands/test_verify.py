@@ -11,8 +11,8 @@ from tests.support.profiles import profile
 from tuner.commands.options import VerifyOptions
 from tuner.commands.verify import check_gates, is_behind_server
 from tuner.errors import GateError, UndecidedError
-from tuner.replay.device_use import crowded, device_use
 from tuner.replay.records import DEVICE
+from tuner.replay.soundness import crowded
 from tuner.runs.verify import Gate, Verified
 
 
@@ -32,7 +32,7 @@ def test_a_promise_that_looks_broken_while_others_take_the_cores_is_not_called_s
     """Nine of ten seconds of the CPU were theirs."""
     beside = np.array([(1.0, math.nan, math.nan, 0.9, 0.0, *[math.nan] * 3)], DEVICE)
     broken = Gate("attainment", 0.01, 0.95, 0.93, False, "its 95 % bound less 2 points")
-    result = Verified((broken,), 60.0, {}, crowded(device_use([beside])))
+    result = Verified((broken,), 60.0, {}, crowded([beside]))
     with pytest.raises(UndecidedError, match="others took 90% of the CPU cores") as caught:
         check_gates(result)
     assert "Verify again when nothing else runs" in caught.value.hint

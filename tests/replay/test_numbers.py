@@ -33,18 +33,18 @@ def test_of_a_cut_replay_both_bounds_of_the_attainment_are_told() -> None:
     open_ = record(row=1, outcome="cut", last_s=None, tpot_s=None, end_s=1.5)
     lost = record(row=2, outcome="cut", first_s=None, last_s=None, end_s=3.0)
     item = measure(
-        [replay_of([good, open_, lost], cut="hopeless", unsent=1, elapsed_s=3.0)], Slo(ttft_s=2.0)
+        [replay_of([good, open_, lost], cut="hopeless", unsent=1, attainment_bound=0.75)],
+        Slo(ttft_s=2.0),
     )
     assert (item.requests, item.attainment, item.attainment_bound) == (4, 0.25, 0.75)
 
 
 def test_of_another_slo_than_it_was_cut_by_a_replay_tells_what_its_requests_leave_open() -> None:
-    """Its bound was of that one; nor is a cap then ruled out by arithmetic."""
-    late, cut = Slo(ttft_s=0.5), {"cut": "ruled out", "ruled_out": True, "attainment_bound": 0.3}
-    lost = replay_of([record()], unsent=3, slo=late, **cut)
+    """Its bound was of that one."""
+    late = Slo(ttft_s=0.5)
+    lost = replay_of([record()], unsent=3, slo=late, cut="hopeless", attainment_bound=0.3)
     words = [measure([lost], slo) for slo in (late, Slo(ttft_s=2.0))]
     assert [(each.attainment, each.attainment_bound) for each in words] == [(0.0, 0.3), (0.25, 1.0)]
-    assert [each.ruled_out for each in words] == [True, False]
     assert measure([replace(lost, slo=None)], LAX).attainment_bound == 0.3
     assert measure([replay_of([record()], slo=late)], LAX).attainment == 1.0
 

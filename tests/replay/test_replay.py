@@ -1,44 +1,56 @@
 """The trace is sent on the plan's clock, whatever the engine does."""
 
 import asyncio
+import gc
+import os
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from tests.support.builders import request, rows_of
 from tuner.engines.seam import EngineRequest, Reply
 from tuner.engines.sim.start import SimEngine, SimStarter
-from tuner.engines.sim.virtual_time import run
+from tuner.engines.sim.virtual_time import VirtualTimeLoop, run
 from tuner.engines.sim.world import World, WorldKv, WorldStep
 from tuner.errors import EngineError
 from tuner.replay.records import Replay
-from tuner.replay.replay import CutRule, PlannedRequest, plan_requests, replay
+from tuner.replay.replay import CutRule, replay, sending_priority
+from tuner.trace.trace import TraceRequest
 from tuner.traffic.schedule import Tick, holding
+from tuner.traffic.sessions import Turn
 from tuner.traffic.slo import Slo
 from tuner.traffic.window import Window
 
 SECOND_A_STEP = World(step=WorldStep(a=1.0), engine_start=0.0)
 """Every iteration takes one second, whatever runs: a token a second each."""
 
+WINDOW = Window(0.0, 10.0, 0.0)
 NEVER_CUT = CutRule(Slo(ttft_s=1e9), floor=0.0)
 
 
-def planned(row: int, at_s: float, tokens: int = 3) -> PlannedRequest:
-    return PlannedRequest(row, at_s, [7] * 4, tokens)
+def planned(row: int, at_s: float, tokens: int = 3) -> TraceRequest:
+    return TraceRequest(row, at_s, input_length=4, output_length=tokens)
+
+
+def ids(item: TraceRequest) -> list[int]:
+    return [item.row + 1] * 4
 
 
 def replayed(
-    *plan: PlannedRequest,
+    *requests: TraceRequest,
     cap: int = 4,
     rule: CutRule = NEVER_CUT,
     world: World = SECOND_A_STEP,
+    window: Window = WINDOW,
+    turns: dict[int, Turn] | None = None,
 ) -> Replay:
     async def go() -> Replay:
         engine = await SimStarter(world).start(max_num_seqs=cap)
         try:
             return await replay(
-                plan, engine, max_num_seqs=cap, scored_from_s=0.0, window_s=10.0, cut_rule=rule
-            )  # fmt: skip
+                requests, engine, window, max_num_seqs=cap, rule=rule, prompt=ids, turns=turns
+            )
         finally:
             await engine.stop()
 
@@ -58,17 +70,17 @@ def test_a_slow_engine_does_not_delay_the_next_request() -> None:
 
 def test_a_turn_of_a_closed_session_waits_for_the_one_before_it_and_its_think_time() -> None:
     """The first takes 10 s where production took less: the second leaves 2 s after its end."""
-    next_turn = replace(planned(1, 5.0, tokens=1), parent=0, think_s=2.0)
-    first, second = rows_of(replayed(planned(0, 0.0, tokens=10), next_turn))
+    pair = planned(0, 0.0, tokens=10), planned(1, 5.0, tokens=1)
+    first, second = rows_of(replayed(*pair, turns={1: Turn(0, 2.0)}))
     assert first.end_s == 10.0
     assert (second.planned_s, second.sent_s) == (12.0, 12.0)
     assert second.ttft_s == pytest.approx(1.0)
 
 
 def test_a_turn_is_never_sent_before_it_was_recorded_nor_without_its_parent() -> None:
-    early = replace(planned(1, 30.0, tokens=1), parent=0, think_s=2.0)
-    orphan = replace(planned(2, 31.0, tokens=1), parent=99, think_s=2.0)
-    result = replayed(planned(0, 0.0, tokens=3), early, orphan)
+    early, orphan = planned(1, 30.0, tokens=1), planned(2, 31.0, tokens=1)
+    turns = {1: Turn(0, 2.0), 2: Turn(99, 2.0)}
+    result = replayed(planned(0, 0.0, tokens=3), early, orphan, turns=turns)
     assert [each.sent_s for each in rows_of(result)] == [0.0, 30.0, 31.0]
 
 
@@ -80,7 +92,7 @@ def test_every_token_is_timed() -> None:
 
 
 def test_an_abort_is_cancelled_when_its_client_gave_up_and_frees_its_slot() -> None:
-    gone = replace(planned(0, 0.0, tokens=1000), abort_after_s=5.5)
+    gone = replace(planned(0, 0.0, tokens=1000), status="aborted", e2e_s=5.5)
     result = replayed(gone, planned(1, 1.0, tokens=2), cap=1)
     aborted, served = rows_of(result)
     assert (aborted.outcome, aborted.end_s, aborted.output_tokens) == ("aborted", 5.5, 5)
@@ -89,9 +101,25 @@ def test_an_abort_is_cancelled_when_its_client_gave_up_and_frees_its_slot() -> N
 
 
 def test_each_of_n_sequences_is_planned_by_itself() -> None:
-    window = Window(0.0, 10.0, 0.0)
-    plan = plan_requests([request(n=3)], window, max_model_len=100, prompt=lambda _: [7])
-    assert [each.e2el_s for each in rows_of(replayed(*plan, cap=2))] == [5.0, 5.0, 10.0]
+    assert [each.e2el_s for each in rows_of(replayed(request(n=3), cap=2))] == [5.0, 5.0, 10.0]
+
+
+def test_the_run_in_is_sent_and_not_scored() -> None:
+    window = Window(start_s=10.0, length_s=2.0, run_in_s=1.0)
+    sent = rows_of(replayed(*(planned(row, float(row)) for row in (9, 10, 11)), window=window))
+    assert [(each.planned_s, each.scored) for each in sent] == [(0, False), (1, True), (2, True)]
+
+
+@pytest.mark.parametrize(("max_tokens", "wanted"), [(500, 86), (60, 60), (None, 86)])
+def test_an_abort_keeps_asking_until_its_client_gave_up(
+    max_tokens: int | None, wanted: int
+) -> None:
+    gone = request(0, status="aborted", e2e_s=1.5, output_length=3, max_tokens=max_tokens)
+    small = structs.replace(SECOND_A_STEP, kv=WorldKv(blocks=6))
+    (each,) = rows_of(replayed(gone, world=small))
+    assert (each.output_length, each.end_s, each.outcome) == (wanted, 1.5, "aborted")
+    (each,) = rows_of(replayed(replace(gone, e2e_s=None), world=small))
+    assert (each.output_length, each.outcome) == (3, "ok")
 
 
 @pytest.mark.parametrize("step_s", [0.1, 4.0])
@@ -101,8 +129,12 @@ def test_a_recorded_concurrency_is_held_whatever_the_speed_of_the_engine(step_s:
     held = holding(schedule, [(10, 80), (12, 120)])
     requests = [replace(each, row=row, output_length=5) for row, each in enumerate(held)]
     window = Window(0.0, 60.0, 0.0)
-    plan = plan_requests(requests, window, max_model_len=100, prompt=lambda item: [item.row] * 4)
-    sent = replayed(*plan, cap=8, world=replace(SECOND_A_STEP, step=WorldStep(a=step_s))).requests
+    sent = replayed(
+        *requests,
+        window=window,
+        cap=8,
+        world=structs.replace(SECOND_A_STEP, step=WorldStep(a=step_s)),
+    ).requests
     for at_s, level in ((2.05, 3), (10.05, 3), (19.05, 3), (22.05, 5), (30.05, 5), (39.05, 5)):
         in_flight = int(((sent["sent_s"] <= at_s) & (at_s < sent["end_s"])).sum())
         assert abs(in_flight - level) <= 1
@@ -115,10 +147,7 @@ def test_what_holds_a_place_beyond_the_window_is_sent_and_not_scored() -> None:
     """Rates are of the window's length: here two places for 30 s, of a window of 10."""
     held = holding([Tick(0.0, 2), Tick(30.0, 0)], [(10, 1500)])
     requests = [replace(each, output_length=4) for each in held]
-    plan = plan_requests(
-        requests, Window(0.0, 10.0, 0.0), max_model_len=100, prompt=lambda _: [7] * 4
-    )
-    sent = replayed(*plan, world=replace(SECOND_A_STEP, step=WorldStep(a=0.5))).requests
+    sent = replayed(*requests, world=structs.replace(SECOND_A_STEP, step=WorldStep(a=0.5))).requests
     assert sent["sent_s"].max() > 20.0
     assert (sent["scored"] == (sent["sent_s"] < 10.0)).all()
 
@@ -140,8 +169,8 @@ def test_tokens_that_come_too_slowly_are_a_certain_miss_too() -> None:
     assert result.elapsed_s == pytest.approx(1 + 4.5, abs=0.3)
 
 
-def test_a_step_that_arithmetic_has_ruled_out_is_replayed_for_seconds_only() -> None:
-    rule = CutRule(Slo(ttft_s=1e9), floor=0.5, stop_after_s=5.0)
+def test_a_step_is_replayed_for_seconds_only_where_these_are_enough() -> None:
+    rule = CutRule(Slo(ttft_s=1e9), floor=0.5, stop_s=5.0)
     result = replayed(planned(0, 0.0, tokens=100), rule=rule)
     assert result.elapsed_s == 5.0
     assert len(result.iterations) == 5
@@ -176,13 +205,29 @@ def test_an_engine_that_dies_ends_the_replay_with_its_error() -> None:
             await replay(
                 [planned(0, 0.0), planned(1, 1.0, tokens=2)],
                 Mortal(engine),  # type: ignore[arg-type]
+                WINDOW,
                 max_num_seqs=4,
-                scored_from_s=0,
-                window_s=10,
-                cut_rule=NEVER_CUT,
+                rule=NEVER_CUT,
+                prompt=ids,
             )
         left = len(asyncio.all_tasks()) - 1
         await engine.stop()
         return left
 
     assert run(go()) == 0
+
+
+def sending() -> tuple[bool, int]:
+    """Return whether garbage is collected, and how we run."""
+    return gc.isenabled(), os.sched_getscheduler(0)
+
+
+@pytest.mark.parametrize("kind", [asyncio.SelectorEventLoop, VirtualTimeLoop])
+def test_a_sender_goes_first_where_time_is_real_and_all_is_undone(kind: type) -> None:
+    before, loop = sending(), kind()
+    with sending_priority(loop):
+        now = sending()
+    loop.close()
+    first = {(False, before[1]), (False, os.SCHED_RR | os.SCHED_RESET_ON_FORK)}  # if it may
+    assert now in ({before} if kind is VirtualTimeLoop else first)
+    assert sending() == before

@@ -1,19 +1,18 @@
-"""A replay that something else than the engine shaped is made once more; the better one counts."""
+"""What something else than the engine shaped is measured once more; the better one counts."""
 
+import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
-from tests.replay.test_replay import NEVER_CUT, SECOND_A_STEP, planned
 from tests.support.builders import facts, iterations, record, replay_of
-from tuner.engines.seam import IterationLog
-from tuner.engines.sim.start import SimEngine, SimStarter
 from tuner.engines.sim.virtual_time import run
-from tuner.replay.records import Replay
-from tuner.replay.soundness import flaws_of, replay_soundly, stalls
+from tuner.replay.records import DEVICE, DeviceLog, Replay
+from tuner.replay.soundness import device_use, disturbance, flaws_of, soundly, stalls
 from tuner.traffic.slo import Slo
-from tuner.traffic.window import Window
 
 
 def late(lag_s: float, ttft_s: float, limit_s: float | None = None) -> Replay:
@@ -74,53 +73,84 @@ def test_an_engine_that_stood_still_has_an_iteration_of_three_times_the_others(
     durations_s: list[float], longest_s: list[float]
 ) -> None:
     log = iterations([{"duration_s": each} for each in durations_s])
-    assert stalls(log) == tuple(f"the engine stood still for {each:.0f} s" for each in longest_s)
-
-
-class Stalling(SimEngine):
-    """Stands still in each of its first ``most`` replays."""
-
-    most = times = 0
-
-    async def iterations(self) -> IterationLog:
-        log = await super().iterations()
-        if len(log) and self.times < self.most:
-            self.times += 1
-            log["duration_s"][0] = 9.0
-        return log
+    assert [*stalls(log)] == [f"the engine stood still for {each:.0f} s" for each in longest_s]
 
 
 @pytest.mark.parametrize(
-    ("most", "has_time", "attempts", "flaws"),
+    ("flaws", "has_time", "attempts", "best"),
     [
-        (0, True, 1, ()),
-        (1, True, 2, ()),
-        (9, True, 2, ("the engine stood still for 9 s",)),
-        (9, False, 1, ("the engine stood still for 9 s",)),
+        ([[]], True, 1, 0),
+        ([["late"], []], True, 2, 1),
+        ([["late"], ["late", "slow"]], True, 2, 0),
+        ([["late"]], False, 1, 0),
     ],
 )
 def test_there_is_one_more_attempt_at_most_and_none_without_time(
-    monkeypatch: pytest.MonkeyPatch,
-    most: int,
-    attempts: int,
-    flaws: tuple[str, ...],
-    *,
-    has_time: bool,
+    flaws: list[list[str]], attempts: int, best: int, *, has_time: bool
 ) -> None:
-    monkeypatch.setattr("tuner.engines.sim.start.SimEngine", Stalling)
-    monkeypatch.setattr(Stalling, "most", most)
-    begun: list[None] = []
+    made = iter(range(9))
 
-    async def main() -> Replay:
-        return await replay_soundly(
-            [planned(0, 0.0)],
-            await SimStarter(SECOND_A_STEP).start(max_num_seqs=4),
-            Window(0.0, 0.0, 10.0),
-            max_num_seqs=4,
-            rule=NEVER_CUT,
-            read=None,
-            begun=lambda: begun.append(None),
-            retry=lambda _flaws, elapsed_s: has_time and elapsed_s > 0,
-        )
+    async def work() -> int:
+        await asyncio.sleep(1.0)
+        return next(made)
 
-    assert (run(main()).flaws, len(begun)) == (flaws, attempts)
+    def retry(seen: Sequence[str], elapsed_s: float) -> bool:
+        assert (seen, elapsed_s) == (tuple(flaws[0]), 1.0)
+        return has_time
+
+    done = run(soundly(work, lambda number: iter(flaws[number]), read=None, retry=retry))
+    assert (done.result, done.flaws) == (best, tuple(flaws[best]))
+    assert next(made) == attempts
+
+
+def test_the_device_is_read_once_a_second_until_the_work_is_done() -> None:
+    calls = iter(range(100))
+
+    def read() -> tuple[float, ...]:
+        return (float(next(calls)), *[np.nan] * (len(DEVICE.names or ()) - 1))
+
+    def retry(*_: object) -> bool:
+        return False
+
+    done = run(
+        soundly(lambda: asyncio.sleep(3.5, "done"), lambda _: iter(()), read=read, retry=retry)
+    )
+    assert done.result == "done"
+    assert done.device["utilisation"].tolist() == [1.0, 2.0, 3.0]
+
+
+CALM = {
+    "utilisation": 0.9, "memory_bytes": np.nan, "power_w": 300.0, "others": 0.02, "steal": 0.0,
+    "clock_mhz": np.nan, "throttled": 0.0, "foreign": np.nan,
+}  # fmt: skip
+
+
+def readings(*rows: dict[str, float]) -> DeviceLog:
+    return np.array([tuple((CALM | row).values()) for row in rows], DEVICE)
+
+
+@pytest.mark.parametrize(
+    ("seen", "message"),
+    [
+        ([{}, {}], None),
+        ([{"others": 0.4}], "other processes took 40% of the CPU cores"),
+        ([{"steal": 0.2}], "the hypervisor gave 20% of the CPU to other machines"),
+        ([{"throttled": 1.0}, {}], "heat or a fault slowed the GPU down 50% of time"),
+        (
+            [{"foreign": 1.0}, *[{"foreign": 0.0}] * 4],
+            "other processes were on the GPU 20% of time",
+        ),
+        ([{"clock_mhz": 2000.0}, {"clock_mhz": 800.0}], "the GPU's clock fell by 30% on average"),
+    ],
+)
+def test_what_disturbs_is_named_with_its_size(
+    seen: list[dict[str, float]], message: str | None
+) -> None:
+    assert disturbance(readings(*seen)) == message
+
+
+def test_of_readings_what_the_device_does_not_tell_is_left_out() -> None:
+    assert device_use([readings({}), readings({"others": 0.04})]) == {
+        "utilisation": 0.9, "others": pytest.approx(0.03), "steal": 0.0, "throttled": 0.0
+    }  # fmt: skip
+    assert device_use([readings()]) == {}

@@ -41,7 +41,7 @@ def measurement(cap: int, **changes: Any) -> Measurement:  # noqa: ANN401 - any 
         "kv_cache_usage": KvCacheUsage(0.2, 0.3, 0.3), "preemptions": 0, "recomputed_tokens": 0,
         "running_peak": cap, "cap_bound_share": 0.1, "kv_bound_share": 0.0,
         "token_bound_share": 0.0, "in_flight_peak": cap,
-        "cut": None, "ruled_out": False,
+        "cut": None,
     }  # fmt: skip
     return Measurement(**{**values, **changes})
 
@@ -56,9 +56,7 @@ def settings(slo: Slo, *, ceiling: int) -> SweepSettings:
 
 def hopeless(cap: int) -> Measurement:
     """Return a replay that was cut because the queue grew without bound."""
-    return measurement(
-        cap, attainment=0.1, attainment_bound=0.4, goodput_rps=1.0, cut="ruled out", ruled_out=True
-    )
+    return measurement(cap, attainment=0.1, attainment_bound=0.4, goodput_rps=1.0, cut="hopeless")
 
 
 def block(one: Measurement, purpose: Purpose = "ladder") -> Block:

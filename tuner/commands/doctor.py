@@ -6,9 +6,9 @@ from dataclasses import asdict
 from rich.console import Console
 
 from tuner.commands.options import DoctorOptions
-from tuner.engines import doctor
-from tuner.engines.devices import CpuMeter
+from tuner.engines.devices import Check, DeviceMeter, checks_of
 from tuner.errors import GateError
+from tuner.replay.records import DEVICE
 from tuner.system.printable import printable
 from tuner.views.text import print_json
 
@@ -20,9 +20,10 @@ STYLES = {"FAIL": "bold red", "SKIP": "dim", "PASS": None}
 
 def run(options: DoctorOptions) -> None:
     """Check and print. Raises GateError when a check fails."""
-    meter = CpuMeter()
+    meter = DeviceMeter()
     time.sleep(WATCHED_S)
-    checks = doctor.checks(meter.sample())
+    reading = dict(zip(DEVICE.names or (), meter.read(), strict=True))
+    checks = checks_of(reading["others"] + reading["steal"])
     if options.json:
         print_json({"checks": [asdict(check) for check in checks]})
     else:
@@ -37,6 +38,6 @@ def run(options: DoctorOptions) -> None:
         )
 
 
-def line_of(check: doctor.Check) -> str:
+def line_of(check: Check) -> str:
     """Return a check as one line of any length."""
     return printable(f"{check.status}  {check.name}: {check.result} {check.cure}".rstrip())

@@ -29,7 +29,7 @@ from tuner.profile import served_models
 from tuner.profile.evidence import StoredTwin, twin_of
 from tuner.profile.profile import ServingProfile, keep
 from tuner.profile.profile import load as load_profile
-from tuner.replay.device_use import Read
+from tuner.replay.soundness import Read
 from tuner.runs.bench import Build
 from tuner.runs.verify import Verification, Verified, verify
 from tuner.system import http

@@ -9,10 +9,13 @@ import asyncio
 import math
 import os
 import platform
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import psutil
@@ -20,6 +23,8 @@ import pynvml
 
 from tuner.engines import provenance
 from tuner.engines.arguments import ArgumentValue
+from tuner.engines.vllm import supported
+from tuner.errors import EngineError
 
 PARALLEL_SIZES = tuple(
     f"{kind}_parallel_size" for kind in ("tensor", "pipeline", "prefill_context")
@@ -44,6 +49,7 @@ _GROWN_BYTES = 256 << 20
 """A CUDA context alone takes that much."""
 
 _LOOK_S = 0.2
+_GIB = 1 << 30
 
 
 class Gpu(NamedTuple):
@@ -66,17 +72,6 @@ class Gpu(NamedTuple):
 
     processes: frozenset[int]
     """Those that compute on it, by the driver's numbers: in a container not ours."""
-
-
-class Cpu(NamedTuple):
-    """Shares of all cores' time since the sample before, 0-1."""
-
-    busy: float
-    others: float
-    """Busy, but neither with this process nor with its descendants."""
-
-    steal: float
-    """Taken by the hypervisor for other machines."""
 
 
 def device_facts() -> dict[str, ArgumentValue]:
@@ -113,37 +108,47 @@ def gpus_of(arguments: Mapping[str, ArgumentValue]) -> int:
 
 def _cpu_name() -> str:
     with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            key, _, value = line.partition(":")
-            if key.strip() in {"model name", "Hardware"}:
-                return value.strip()
+        text = Path("/proc/cpuinfo").read_text()
+        if name := re.search(r"^(?:model name|Hardware)\s*:\s*(.+)$", text, re.MULTILINE):
+            return name[1].strip()
     return platform.processor() or platform.machine()
 
 
-class CpuMeter:
-    """Tells what the cores did between two readings."""
+class DeviceMeter:
+    """Reads what the engine runs on: its first ``count`` GPUs, or the cores."""
 
-    def __init__(self) -> None:
-        self._last = _cpu_times()
+    def __init__(self, count: int | None = None) -> None:
+        self._last, self._count = _cpu_times(), count
+        self._kind = device_facts()["kind"]
 
-    def sample(self) -> Cpu | None:
-        """Return the shares since the last call; None when no time has passed, or nothing tells."""
+    def read(self) -> tuple[float, ...]:
+        """Return the fields of ``records.DEVICE`` since the last call; NaN where unknown."""
         before, self._last = self._last, _cpu_times()
         total, busy, ours, steal = np.subtract(self._last, before).tolist()
-        if total <= 0:
-            return None
         # the time of a child that has just ended may be counted nowhere for a moment
-        return Cpu(busy / total, (busy - min(max(ours, 0.0), busy)) / total, steal / total)
+        others = busy - min(max(ours, 0.0), busy)
+        total = total if total > 0 else math.nan
+        seen = gpus()[: self._count] if self._kind == "gpu" else ()
+        mine = {each.pid for each in _family()} if seen else set()
+        return (
+            busy / total if self._kind == "cpu" else _mean(gpu.utilisation for gpu in seen),
+            _mean(gpu.memory_used_bytes for gpu in seen) * len(seen),
+            _mean(gpu.power_w for gpu in seen) * len(seen),
+            others / total,
+            steal / total,
+            _mean(gpu.clock_mhz for gpu in seen),
+            _mean(gpu.is_slowed for gpu in seen),
+            # in a container ours are not among those that the driver names
+            _mean(bool(gpu.processes - mine) if gpu.processes & mine else None for gpu in seen),
+        )
 
 
 def _cpu_times() -> tuple[float, ...]:
-    """Return the seconds of all cores since boot: all, busy, ours and stolen; 0 where the system
-    counts none, as in a container without /proc."""
-    try:
-        fields = psutil.cpu_times()._asdict()
-        ours = sum(map(_process_s, _family()))
-    except (psutil.Error, OSError):
-        return (0.0,) * 4
+    """Return the seconds of all cores since boot: all, busy, ours and stolen."""
+    fields, ours = psutil.cpu_times()._asdict(), 0.0
+    for process in _family():
+        with suppress(psutil.Error):  # it has ended
+            ours += sum(process.cpu_times()[:4])  # with its children that have ended
     idle, steal = fields["idle"] + fields.get("iowait", 0.0), fields.get("steal", 0.0)
     guests = fields.get("guest", 0.0) + fields.get("guest_nice", 0.0)  # in user and nice too
     total = sum(fields.values()) - guests
@@ -155,42 +160,6 @@ def _family() -> list[psutil.Process]:
     return [me, *me.children(recursive=True)]
 
 
-def _process_s(process: psutil.Process) -> float:
-    """Return the CPU seconds of a process and of its children that have ended; 0 if it has too."""
-    try:
-        return float(sum(process.cpu_times()[:4]))
-    except psutil.Error:
-        return 0.0
-
-
-class DeviceMeter:
-    """Reads what the engine runs on: its first ``count`` GPUs, or the cores."""
-
-    def __init__(self, count: int | None = None) -> None:
-        self._cpu, self._count = CpuMeter(), count
-        self._kind = device_facts()["kind"]
-
-    def read(self) -> tuple[float, ...] | None:
-        """Return the fields of ``records.DEVICE`` since the last call; NaN where unknown, None when
-        no time has passed."""
-        cpu = self._cpu.sample()
-        seen = gpus()[: self._count] if self._kind == "gpu" else ()
-        if cpu is None and not seen:
-            return None
-        busy, *host = cpu or (math.nan,) * 3
-        mine = {each.pid for each in _family()} if seen else set()
-        return (
-            busy if self._kind == "cpu" else _mean(gpu.utilisation for gpu in seen),
-            _mean(gpu.memory_used_bytes for gpu in seen) * len(seen),
-            _mean(gpu.power_w for gpu in seen) * len(seen),
-            *host,
-            _mean(gpu.clock_mhz for gpu in seen),
-            _mean(gpu.is_slowed for gpu in seen),
-            # in a container ours are not among those that the driver names
-            _mean(bool(gpu.processes - mine) if gpu.processes & mine else None for gpu in seen),
-        )
-
-
 def _mean(values: Iterable[float | None]) -> float:
     """Return the mean of those that are known; NaN of none."""
     known = [value for value in values if value is not None]
@@ -199,9 +168,8 @@ def _mean(values: Iterable[float | None]) -> float:
 
 def memory_used() -> dict[str, int]:
     """Return UUID → bytes in use, of the GPUs that CUDA would see; of none where vLLM uses none."""
-    if provenance.is_cpu_build():
-        return {}
-    return {gpu.uuid: gpu.memory_used_bytes or 0 for gpu in gpus()}
+    seen = () if provenance.is_cpu_build() else gpus()
+    return {gpu.uuid: gpu.memory_used_bytes or 0 for gpu in seen}
 
 
 async def given_back(before: Mapping[str, int]) -> bool:
@@ -210,15 +178,12 @@ async def given_back(before: Mapping[str, int]) -> bool:
     A process is gone before the driver has freed what it held, and the next engine takes a share of
     what it finds free.
     """
-    until_s = asyncio.get_running_loop().time() + GIVEN_BACK_S
-    while before:
+    for _ in range(round(GIVEN_BACK_S / _LOOK_S) if before else 0):
         now = await asyncio.to_thread(memory_used)
         if all(now.get(uuid, 0) - used < _GROWN_BYTES for uuid, used in before.items()):
-            break
-        if asyncio.get_running_loop().time() > until_s:
-            return False
+            return True
         await asyncio.sleep(_LOOK_S)
-    return True
+    return not before
 
 
 def driver() -> Mapping[str, str]:
@@ -226,17 +191,24 @@ def driver() -> Mapping[str, str]:
     with _nvml() as there:
         if not there:
             return {}
-        cuda = pynvml.nvmlSystemGetCudaDriverVersion_v2()
-        return {
-            "driver": str(pynvml.nvmlSystemGetDriverVersion()),
-            "cuda": f"{cuda // 1000}.{cuda % 1000 // 10}",
-        }
+        major, minor = divmod(pynvml.nvmlSystemGetCudaDriverVersion_v2(), 1000)
+        version = str(pynvml.nvmlSystemGetDriverVersion())
+        return {"driver": version, "cuda": f"{major}.{minor // 10}"}
 
 
 def gpus() -> tuple[Gpu, ...]:
-    """Read the GPUs that CUDA would see; empty where there is none. Costs some milliseconds."""
+    """Read the GPUs that CUDA would see; empty where there is none. Costs some milliseconds.
+
+    CUDA_VISIBLE_DEVICES names them by number or UUID, in its order, until a name that is none.
+    """
     with _nvml() as there:
-        return tuple(map(_read, _handles())) if there else ()
+        count = pynvml.nvmlDeviceGetCount() if there else 0
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(count)]
+        listed = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(count))))
+        by_name = {str(index): handle for index, handle in enumerate(handles)}
+        by_name |= {str(_ask("UUID", handle)): handle for handle in handles}
+        names = takewhile(by_name.__contains__, map(str.strip, listed.split(",")))
+        return tuple(_read(by_name[name]) for name in names)
 
 
 @contextmanager
@@ -253,23 +225,6 @@ def _nvml() -> Iterator[bool]:
         pynvml.nvmlShutdown()
 
 
-def _handles() -> list[Any]:
-    """Return the handles of the GPUs that CUDA_VISIBLE_DEVICES names by number or UUID, in its
-    order; of all where it is not set."""
-    every = list(map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount())))
-    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if listed is None:
-        return every
-    by_name = {str(index): handle for index, handle in enumerate(every)}
-    by_name |= {str(_ask("UUID", handle)): handle for handle in every}
-    handles = []
-    for name in filter(None, map(str.strip, listed.split(","))):
-        if name not in by_name:  # CUDA stops at the first name that is none, too
-            break
-        handles.append(by_name[name])
-    return handles
-
-
 def _read(gpu: Any) -> Gpu:  # noqa: ANN401 - an NVML handle
     rates, memory = _ask("UtilizationRates", gpu), _ask("MemoryInfo", gpu)
     reasons = _ask("CurrentClocksThrottleReasons", gpu)
@@ -279,11 +234,11 @@ def _read(gpu: Any) -> Gpu:  # noqa: ANN401 - an NVML handle
     return Gpu(
         uuid=str(_ask("UUID", gpu)),
         name=str(_ask("Name", gpu)),
-        memory_bytes=None if memory is None else memory.total,
-        memory_used_bytes=None if memory is None else memory.used,
-        power_limit_w=None if limit_mw is None else limit_mw * 1e-3,
-        power_w=None if power_mw is None else power_mw * 1e-3,
-        utilisation=None if rates is None else rates.gpu / 100,
+        memory_bytes=memory and memory.total,
+        memory_used_bytes=memory and memory.used,
+        power_limit_w=limit_mw and limit_mw * 1e-3,
+        power_w=power_mw and power_mw * 1e-3,
+        utilisation=rates and rates.gpu / 100,
         clock_mhz=_ask("ClockInfo", gpu, pynvml.NVML_CLOCK_SM) if is_busy and is_free else None,
         is_slowed=None if reasons is None else bool(reasons & SLOWED),
         processes=frozenset(each.pid for each in _ask("ComputeRunningProcesses", gpu) or ()),
@@ -296,3 +251,93 @@ def _ask(what: str, *about: Any) -> Any:  # noqa: ANN401 - NVML's answers
         return getattr(pynvml, f"nvmlDeviceGet{what}")(*about)
     except pynvml.NVMLError:
         return None
+
+
+# tuner doctor
+
+MAX_OTHERS = 0.2
+"""Share of the cores that other processes may take while an engine is measured."""
+
+MAX_MEMORY_USED = 0.05
+"""Share of a GPU's memory that may be in use before an engine starts: driver and display."""
+
+MIN_SHARED_BYTES = _GIB
+"""Free bytes of /dev/shm: vLLM's workers exchange messages there."""
+
+Status = Literal["PASS", "FAIL", "SKIP"]
+_STATUS: Mapping[bool | None, Status] = {True: "PASS", False: "FAIL", None: "SKIP"}
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One check: its name, its result, and the cure where it failed."""
+
+    name: str
+    status: Status
+    result: str
+    cure: str = ""
+
+
+_Row = tuple[str, bool | None, str, str]
+"""Name, whether it is well (None: nothing to check), result and cure."""
+
+
+def checks_of(others: float) -> list[Check]:
+    """Check the vLLM and the devices of this machine. ``others`` is the share of the cores that was
+    just taken by others; NaN where the system does not tell."""
+    rows = (_of_vllm(), *_of_gpus(), *_of_host(others))
+    return [
+        Check(name, _STATUS[ok], result, cure if ok is False else "")
+        for name, ok, result, cure in rows
+    ]
+
+
+def _of_vllm() -> _Row:
+    cure = "Install one: pip install 'tuner[vllm]' (NVIDIA) or 'tuner[cpu]'."
+    try:
+        supported.check()
+    except EngineError as problem:
+        return "vllm", False, str(problem), problem.hint
+    version, supports = supported.installed(), f"tuner supports {supported.statement()}"
+    return "vllm", version is not None, f"vLLM {version}, {supports}" if version else supports, cure
+
+
+def _of_gpus() -> Iterator[_Row]:
+    """Yield the device, its driver, throttling, other processes and memory."""
+    facts, seen = device_facts(), gpus()
+    cure = "See nvidia-smi and CUDA_VISIBLE_DEVICES, or install the CPU build: tuner[cpu]."
+    if provenance.is_cpu_build() or not seen:
+        is_right = provenance.is_cpu_build()
+        result = f"{facts['name']}, {facts.get('cores')} cores, no GPU"
+        yield "device", is_right, result if is_right else "NVML shows no GPU", cure
+        for name in ("driver", "throttling", "processes on the GPU", "GPU memory"):
+            yield name, None, "no GPU", ""
+        return
+    names = (f"{gpu.name} {(gpu.memory_bytes or 0) / _GIB:.0f} GiB" for gpu in seen)
+    yield "device", True, ", ".join(names), cure
+    versions = driver()
+    built = re.search(r"\+cu(\d+)\d$", provenance.version_of("torch") or "")  # +cu130: for CUDA 13
+    needed = int(built[1]) if built else 0
+    is_new = float(versions["cuda"]) >= needed
+    cure = f"Install a driver for CUDA {needed}, or a torch that is built for an older one."
+    yield "driver", is_new, f"{versions['driver']}, CUDA {versions['cuda']}", cure
+    is_slowed = any(gpu.is_slowed for gpu in seen)
+    cure = "Check cooling and power: nvidia-smi -q -d PERFORMANCE."
+    yield "throttling", not is_slowed, "by heat or a fault" if is_slowed else "none", cure
+    count = sum(len(gpu.processes) for gpu in seen)
+    cure = "End them (nvidia-smi), or choose another GPU: CUDA_VISIBLE_DEVICES."
+    yield "processes on the GPU", not count, str(count or "none"), cure
+    used = max((gpu.memory_used_bytes or 0) / (gpu.memory_bytes or _GIB) for gpu in seen)
+    cure = "End the process that holds it, or lower gpu_memory_utilization."
+    yield "GPU memory", used <= MAX_MEMORY_USED, f"{1 - used:.0%} free", cure
+
+
+def _of_host(others: float) -> Iterator[_Row]:
+    cure = "Stop them, or measure when nothing else runs."
+    yield "cores", not others > MAX_OTHERS, f"{others:.0%} taken by other processes", cure
+    free_bytes = 0
+    with suppress(OSError):  # a system that has none
+        place = os.statvfs("/dev/shm")  # noqa: S108 - its size is read, nothing is written
+        free_bytes = place.f_bavail * place.f_frsize
+    cure = "Give the container more: docker run --shm-size 8g, or an emptyDir of medium Memory."
+    yield "shared memory", free_bytes >= MIN_SHARED_BYTES, f"{free_bytes / _GIB:.1f} GiB free", cure

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from tuner.engines.seam import ITERATION, IterationLog
+from tuner.engines.seam import ITERATION, IterationLog, columns
 from tuner.errors import EngineError
 from tuner.system import files
 
@@ -24,27 +24,23 @@ VARIABLE = "TUNER_PAGE"
 SOCKET = "TUNER_LIVE_SOCKET"
 """Names the socket of a deployed server's live control; no engine that is measured has one."""
 
-PAGE = np.dtype(
-    [
-        ("max_num_seqs", "i8"),  # this and the next two: the scheduler takes them over
-        ("max_num_batched_tokens", "i8"),
-        ("resets", "i8"),  # how often the prefix cache was to be emptied
-        ("resets_done", "i8"),  # by the scheduler, as all below
-        ("unfinished", "i8"),  # requests that it has
-        ("under_way", "i8"),  # iterations that were scheduled and are not done
-        ("iterations", "i8"),  # that ended
-    ]
+PAGE = columns(
+    max_num_seqs="i8",  # this and the next two: the scheduler takes them over
+    max_num_batched_tokens="i8",
+    resets="i8",  # how often the prefix cache was to be emptied
+    resets_done="i8",  # by the scheduler, as all below
+    unfinished="i8",  # requests that it has
+    under_way="i8",  # iterations that were scheduled and are not done
+    iterations="i8",  # that ended
 )
 
-SERVED = np.dtype(
-    [
-        ("number", "i8"),  # of the request's name: see ``name_of``
-        ("queued_s", "f8"),
-        ("scheduled_s", "f8"),
-        ("first_s", "f8"),
-        ("last_s", "f8"),
-        ("cached_tokens", "i8"),
-    ]
+SERVED = columns(
+    number="i8",  # of the request's name: see ``name_of``
+    queued_s="f8",
+    scheduled_s="f8",
+    first_s="f8",
+    last_s="f8",
+    cached_tokens="i8",
 )
 """One request; times by the engine's monotonic clock, NaN for what did not come."""
 
@@ -81,11 +77,13 @@ class Page:
         """Make the folder, in one that is tuner's own."""
         folder.mkdir(mode=0o700)
         (folder / "page").write_bytes(bytes(PAGE.itemsize))
+        self._taken = {"iterations": 0, "served": 0}
+        for name in self._taken:
+            (folder / name).touch(mode=0o600)
         self.folder, self.socket = folder, folder / "api"
         """The second is where a server of this engine listens."""
 
-        self._cells = mapped(folder)
-        self._taken = {"iterations": 0, "served": 0}
+        self._cells = mapped(folder)[0]
 
     def about(self) -> About:
         """Return the scheduler's description of its engine. Raises OSError where none started."""
@@ -94,12 +92,12 @@ class Page:
 
     @property
     def is_idle(self) -> bool:
-        return not (self._cells["unfinished"][0] or self._cells["under_way"][0])
+        return not (self._cells["unfinished"] or self._cells["under_way"])
 
     @property
     def iterations(self) -> int:
         """Return how many iterations have ended since the start."""
-        return int(self._cells["iterations"][0])
+        return int(self._cells["iterations"])
 
     def set(self, max_num_seqs: int | None, max_num_batched_tokens: int | None) -> None:
         """Set limits of an idle engine and empty its prefix cache, before its next request. None
@@ -115,7 +113,7 @@ class Page:
         Raises EngineError for a log that began with a full prefix cache.
         """
         log, served = self._rows("iterations", ITERATION), self._rows("served", SERVED)
-        if len(log) and self._cells["resets"][0] != self._cells["resets_done"][0]:
+        if len(log) and self._cells["resets"] != self._cells["resets_done"]:
             raise EngineError(
                 "the prefix cache was not emptied: its blocks are in use",
                 hint="Let the requests drain first.",
@@ -123,12 +121,9 @@ class Page:
         return log, served
 
     def _rows(self, name: str, dtype: np.dtype[np.void]) -> NDArray[np.void]:
-        path, taken = self.folder / name, self._taken[name]
-        if not path.exists():
-            return np.zeros(0, dtype)
-        rows = path.stat().st_size // dtype.itemsize
-        self._taken[name] = rows
-        return np.fromfile(path, dtype, rows - taken, offset=taken * dtype.itemsize)
+        rows = np.fromfile(self.folder / name, dtype, offset=self._taken[name] * dtype.itemsize)
+        self._taken[name] += len(rows)
+        return rows
 
     def remove(self) -> None:
         """Delete the folder. Twice is allowed."""

@@ -17,22 +17,26 @@ from numpy.typing import NDArray
 from tuner.engines.arguments import ArgumentValue as ArgumentValue  # noqa: PLC0414 - re-exported
 from tuner.errors import EngineError
 
-ITERATION = np.dtype(
-    [
-        ("start_s", "f8"),  # the end of the one before or, after idling, when it was scheduled
-        ("duration_s", "f8"),  # until its tokens were out
-        ("decode_seqs", "i4"),  # sequences whose newest token went in, for one more
-        ("prefill_seqs", "i4"),  # sequences of which others were computed: prompts, or once more
-        ("prefill_tokens", "i4"),
-        ("context_tokens", "i8"),  # tokens already computed of the sequences in decode_seqs
-        ("running", "i4"),  # in RUNNING after scheduling
-        ("waiting", "i4"),
-        ("kv_blocks_used", "i4"),
-        ("preemptions", "i4"),
-        ("recomputed_tokens", "i4"),  # computed tokens that the preempted sequences lost
-        ("cached_tokens", "i4"),  # of sequences let in, tokens found in the prefix cache
-        ("prefill_context", "i8"),  # of those in prefill_seqs, tokens x tokens computed before
-    ]
+
+def columns(**types: str) -> np.dtype[np.void]:
+    """Return the dtype of a row of these columns."""
+    return np.dtype([*types.items()])
+
+
+ITERATION = columns(
+    start_s="f8",  # the end of the one before or, after idling, when it was scheduled
+    duration_s="f8",  # until its tokens were out
+    decode_seqs="i4",  # sequences whose newest token went in, for one more
+    prefill_seqs="i4",  # sequences of which others were computed: prompts, or once more
+    prefill_tokens="i4",
+    context_tokens="i8",  # tokens already computed of the sequences in decode_seqs
+    running="i4",  # in RUNNING after scheduling
+    waiting="i4",
+    kv_blocks_used="i4",
+    preemptions="i4",
+    recomputed_tokens="i4",  # computed tokens that the preempted sequences lost
+    cached_tokens="i4",  # of sequences let in, tokens found in the prefix cache
+    prefill_context="i8",  # of those in prefill_seqs, tokens x tokens computed before
 )
 """One engine iteration: the raw material of decode time by batch size, and of the step-time law."""
 
@@ -101,14 +105,12 @@ class EngineFacts:
                 f"the limits cannot change: {in_flight} requests are in flight",
                 hint="Let the replay drain first.",
             )
-        for name, value, least in (
-            ("max_num_seqs", max_num_seqs, 1),
-            ("max_num_batched_tokens", max_num_batched_tokens, max_num_seqs or 1),
-        ):
+        limits = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
+        for name, value in limits.items():
             most = int(str(self.arguments[name]))
-            if value is not None and not least <= value <= most:
+            if value is not None and not 1 <= value <= most:
                 raise EngineError(
-                    f"{name} {value} is not between {least} and {most}",
+                    f"{name} {value} is not between 1 and {most}",
                     hint="Start the engine with the largest value that will be asked of it.",
                 )
 
@@ -138,8 +140,8 @@ class Reply:
     The engine fills it while it generates; what only its log knows, when the iterations are taken.
     """
 
-    sent_s: float | None = None
-    """When it left, where that is later than when ``generate`` was called."""
+    sent_s: float = math.nan
+    """When it left: set by whoever calls ``generate``, and by an engine that knows better."""
 
     output_tokens: int = 0
     seen_s: list[float] = field(default_factory=list)
@@ -201,8 +203,11 @@ class Starter(Protocol):
     async def start(self, *, max_num_seqs: int) -> Engine: ...
 
 
-class RequestFailedError(Exception):
-    """One request failed and the engine lives on: data, not an error to show."""
+class RequestFailedError(EngineError):
+    """One request failed and the engine lives on: of a replay it is data."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, hint="Try the engine arguments with vllm serve first.")
 
 
 STOPPED = EngineError("the engine is stopped", hint="Start another one.")

@@ -7,15 +7,15 @@ the step-time law than a minute of replay at every cap (docs/deciding.md).
 """
 
 import asyncio
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from itertools import cycle
 
 import numpy as np
 
-from tuner.engines.seam import Engine, EngineRequest, IterationLog, Reply, RequestFailedError
-from tuner.errors import EngineError
+from tuner.engines.seam import Engine, EngineRequest, IterationLog, Reply
 from tuner.replay.records import ProbeResult
+from tuner.replay.replay import Prompt
 from tuner.trace.trace import TraceRequest
 
 PROBES = 7
@@ -39,10 +39,7 @@ size, or else one way up to a large ceiling would take all of a ramp."""
 
 
 async def probe(
-    requests: Sequence[TraceRequest],
-    engine: Engine,
-    *,
-    prompt: Callable[[TraceRequest], Sequence[int]],
+    requests: Sequence[TraceRequest], engine: Engine, *, prompt: Prompt
 ) -> tuple[list[ProbeResult], IterationLog]:
     """Send requests of evenly spread prompt lengths one by one, after one that warms up; return
     what they took, and all iterations.
@@ -50,30 +47,29 @@ async def probe(
     An accelerator gets all of them twice, and the second time counts: for the first request of a
     length kernels may have been compiled or tuned. Raises EngineError when the engine refuses one.
     """
-    clock = asyncio.get_running_loop().time
+    clock, facts = asyncio.get_running_loop().time, engine.facts
     by_length = sorted(requests, key=lambda item: (item.input_length, item.row))
     chosen = [by_length[(2 * i + 1) * len(by_length) // (2 * PROBES)] for i in range(PROBES)]
-    is_compiling = engine.facts.device.get("kind", "cpu") != "cpu"
+    is_compiling = facts.device.get("kind", "cpu") != "cpu"
     warm_ups = chosen if is_compiling else [chosen[PROBES // 2]]
     results, logs = list[ProbeResult](), list[IterationLog]()
     for request in [*warm_ups, *chosen]:
         await engine.prepare()
-        token_ids, reply = prompt(request), Reply()
-        tokens = min(max(2, request.output_length), MAX_PROBE_TOKENS)
-        tokens = min(tokens, engine.facts.max_model_len - len(token_ids))
-        start_s = clock()
-        await served(engine, EngineRequest(token_ids, tokens), reply)
+        ids, start_s = prompt(request), clock()
+        reply = Reply(sent_s=start_s)
+        wanted = min(max(2, request.output_length), MAX_PROBE_TOKENS)
+        tokens = min(wanted, facts.max_model_len - len(ids))
+        await engine.generate(EngineRequest(ids, tokens), reply)
         logs.append(await engine.iterations())  # which completes the reply
         first_s, last_s = reply.seen_s[0], reply.seen_s[-1]
-        sent_s = start_s if reply.sent_s is None else reply.sent_s
-        passage_s = (sent_s, reply.queued_s, reply.first_s, reply.last_s, first_s, last_s)
+        passage_s = (reply.sent_s, reply.queued_s, reply.first_s, reply.last_s, first_s, last_s)
         results.append(
             ProbeResult(
                 request.input_length,
                 first_s - start_s,
                 (last_s - first_s) / (tokens - 1) if tokens > 1 else None,
-                output_tokens=tokens,
-                passage_s=() if any(map(math.isnan, passage_s)) else passage_s,
+                tokens,
+                () if np.isnan(passage_s).any() else passage_s,
             )
         )
     return results[len(warm_ups) :], np.concatenate(logs)
@@ -99,7 +95,7 @@ async def ramp(  # noqa: PLR0913 - what is sent where, how high and how long
     ceiling: int,
     length_s: float,
     tpot_s: float,
-    prompt: Callable[[TraceRequest], Sequence[int]],
+    prompt: Prompt,
     seed: int = 0,
 ) -> tuple[IterationLog, float]:
     """Ramp up and down for ``length_s``; return the iterations, and when it began by the loop.
@@ -107,91 +103,62 @@ async def ramp(  # noqa: PLR0913 - what is sent where, how high and how long
     The engine is idle and admits ``ceiling``, and every request fits it; ``tpot_s`` is about the
     time of one iteration. The iterations' times count from the beginning. Raises EngineError.
     """
-    loop = asyncio.get_running_loop()
-    logs = [(await engine.iterations())[:0]]
-    begin_s = loop.time()
-    clients = _Clients(requests, engine, prompt, seed)
-    sizes = sizes_upto(ceiling)
+    logs, loop = [(await engine.iterations())[:0]], asyncio.get_running_loop()
+    begin_s, sizes = loop.time(), sizes_upto(ceiling)
     dwell_s, is_over = dict.fromkeys(sizes, DWELL * tpot_s), False
     try:
-        for size in cycle([*sizes, *sizes[:0:-1]]):  # at the top for two dwells, as elsewhere
-            clients.become(size)
-            for _ in range(PATIENCE):
-                await clients.live(dwell_s[size])
-                is_over = loop.time() - begin_s >= length_s
-                if is_over or clients.newest.seen_s:
+        async with asyncio.TaskGroup() as group:
+            clients = _Clients(group, requests, engine, prompt, np.random.default_rng(seed))
+            for size in cycle([*sizes, *sizes[:0:-1]]):  # at the top for two dwells, as elsewhere
+                clients.become(0 if is_over else size)
+                if is_over:
                     break
-            if is_over:
-                break
-            if size == 1:  # stay as long as DWELL iterations of that size have taken
-                logs.append(await engine.iterations())
-                log = np.concatenate(logs)
-                for seqs in sizes:
-                    if len(took_s := log["duration_s"][log["decode_seqs"] == seqs]):
-                        dwell_s[seqs] = DWELL * float(np.median(took_s))
-    finally:
-        await clients.stop()
+                for _ in range(PATIENCE):
+                    await asyncio.sleep(dwell_s[size])
+                    is_over = loop.time() - begin_s >= length_s
+                    if is_over or clients.newest.seen_s:
+                        break
+                if size == 1:  # stay as long as DWELL iterations of that size have taken
+                    logs.append(await engine.iterations())
+                    log = np.concatenate(logs)
+                    for seqs in sizes:
+                        if len(took_s := log["duration_s"][log["decode_seqs"] == seqs]):
+                            dwell_s[seqs] = DWELL * float(np.median(took_s))
+    except BaseExceptionGroup as several:
+        raise several.exceptions[0] from None
     logs.append(await engine.iterations())
     log = np.concatenate(logs)
     log["start_s"] -= begin_s
     return log, begin_s
 
 
+@dataclass
 class _Clients:
     """So many clients, each of which sends a request as soon as its last one is answered."""
 
-    def __init__(
-        self,
-        requests: Sequence[TraceRequest],
-        engine: Engine,
-        prompt: Callable[[TraceRequest], Sequence[int]],
-        seed: int,
-    ) -> None:
-        self._requests, self._engine, self._prompt = requests, engine, prompt
-        self._rng = np.random.default_rng(seed)
-        self._order = list[int]()
-        self._tasks: list[asyncio.Task[None]] = []
-        self.newest = Reply()
-        """The first reply of the client that came last: without a token of it fewer decode."""
+    group: asyncio.TaskGroup
+    requests: Sequence[TraceRequest]
+    engine: Engine
+    prompt: Prompt
+    rng: np.random.Generator
+    order: list[int] = field(default_factory=list)
+    tasks: list[asyncio.Task[None]] = field(default_factory=list)
+    newest: Reply = field(default_factory=Reply)
+    """The first reply of the client that came last: without a token of it fewer decode."""
 
     def become(self, size: int) -> None:
         """Let clients come, or some of them leave at once."""
-        while len(self._tasks) < size:
+        while len(self.tasks) < size:
             self.newest = Reply()
-            self._tasks.append(asyncio.create_task(self._send(self.newest)))
-        while len(self._tasks) > size:
-            self._tasks.pop(int(self._rng.integers(len(self._tasks)))).cancel()
+            self.tasks.append(self.group.create_task(self._send(self.newest)))
+        while len(self.tasks) > size:
+            self.tasks.pop(int(self.rng.integers(len(self.tasks)))).cancel()
             self.newest = Reply(seen_s=[0.0])  # of those that stay all came before
-
-    async def live(self, seconds: float) -> None:
-        """Wait; raise what a client fails with."""
-        done, _ = await asyncio.wait(
-            self._tasks, timeout=seconds, return_when=asyncio.FIRST_EXCEPTION
-        )
-        for task in done:
-            task.result()
-
-    async def stop(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _send(self, reply: Reply) -> None:
         while True:
-            self._order = self._order or self._rng.permutation(len(self._requests))[::-1].tolist()
-            request = self._requests[self._order.pop()]
+            self.order = self.order or self.rng.permutation(len(self.requests))[::-1].tolist()
+            request = self.requests[self.order.pop()]
             tokens = max(1, request.output_length)
-            await served(self._engine, EngineRequest(self._prompt(request), tokens), reply)
+            await self.engine.generate(EngineRequest(self.prompt(request), tokens), reply)
             reply = Reply()
-
-
-async def served(engine: Engine, request: EngineRequest, reply: Reply) -> None:
-    """Generate; raise EngineError for a request that the engine refuses, too."""
-    try:
-        await engine.generate(request, reply)
-    except RequestFailedError as failure:
-        raise EngineError(
-            f"the engine refuses a request of {len(request.prompt_token_ids)} + "
-            f"{request.output_length} tokens: {failure}",
-            hint="Try the engine arguments with vllm serve first.",
-        ) from failure

@@ -8,44 +8,40 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from tuner.engines.seam import IterationLog
+from tuner.engines.seam import IterationLog, columns
 from tuner.traffic.slo import Slo
 
-REQUEST = np.dtype(
-    [
-        ("row", "i8"),  # of the trace
-        ("scored", "?"),  # False in the run-in: sent, but not counted
-        ("input_length", "i8"),
-        ("output_length", "i8"),  # requested
-        ("planned_s", "f8"),  # when it had to leave: latency counts from here
-        ("sent_s", "f8"),
-        ("first_s", "f8"),  # the client saw the first token
-        ("last_s", "f8"),  # the client saw the last token; NaN unless it finished
-        ("end_s", "f8"),  # it finished, was aborted, failed, or was cut
-        ("outcome", "U7"),  # ok, aborted, failed or cut
-        ("output_tokens", "i8"),  # that came
-        ("tpot_s", "f8"),  # (last - first output) / (tokens - 1) as the client saw them
-        ("queued_s", "f8"),  # the engine's scheduler got it; this and the next three: by the engine
-        ("scheduled_s", "f8"),
-        ("engine_first_s", "f8"),
-        ("engine_last_s", "f8"),
-        ("cached_tokens", "i8"),  # of its prompt, or UNKNOWN
-        ("gaps", "i8"),  # of ``Replay.gaps_s``
-    ]
+REQUEST = columns(
+    row="i8",  # of the trace
+    scored="?",  # False in the run-in: sent, but not counted
+    input_length="i8",
+    output_length="i8",  # requested
+    planned_s="f8",  # when it had to leave: latency counts from here
+    sent_s="f8",
+    first_s="f8",  # the client saw the first token
+    last_s="f8",  # the client saw the last token; NaN unless it finished
+    end_s="f8",  # it finished, was aborted, failed, or was cut
+    outcome="U7",  # ok, aborted, failed or cut
+    output_tokens="i8",  # that came
+    tpot_s="f8",  # (last - first output) / (tokens - 1) as the client saw them
+    queued_s="f8",  # the engine's scheduler got it; this and the next three: by the engine
+    scheduled_s="f8",
+    engine_first_s="f8",
+    engine_last_s="f8",
+    cached_tokens="i8",  # of its prompt, or UNKNOWN
+    gaps="i8",  # of ``Replay.gaps_s``
 )
 """One request. A time that does not exist, or that nobody reports, is NaN."""
 
-DEVICE = np.dtype(
-    [
-        ("utilisation", "f8"),  # share of time busy: mean of the GPUs, or of all CPU cores
-        ("memory_bytes", "f8"),  # in use on all GPUs together
-        ("power_w", "f8"),  # of all GPUs together
-        ("others", "f8"),  # share of the CPU cores that other processes took
-        ("steal", "f8"),  # share of them that the hypervisor gave to other machines
-        ("clock_mhz", "f8"),  # mean of the GPUs that are busy and not at their power limit
-        ("throttled", "f8"),  # share of the GPUs that heat, a fault or a power brake slowed down
-        ("foreign", "f8"),  # share of the GPUs on which processes of others computed
-    ]
+DEVICE = columns(
+    utilisation="f8",  # share of time busy: mean of the GPUs, or of all CPU cores
+    memory_bytes="f8",  # in use on all GPUs together
+    power_w="f8",  # of all GPUs together
+    others="f8",  # share of the CPU cores that other processes took
+    steal="f8",  # share of them that the hypervisor gave to other machines
+    clock_mhz="f8",  # mean of the GPUs that are busy and not at their power limit
+    throttled="f8",  # share of the GPUs that heat, a fault or a power brake slowed down
+    foreign="f8",  # share of the GPUs on which processes of others computed
 )
 """One reading of the device, over the time since the previous one; NaN where it reports nothing."""
 
@@ -143,15 +139,11 @@ class Replay:
     cut: str | None = None
     """Why the rest was not replayed; None when it was."""
 
-    ruled_out: bool = False
-    """Cut because arithmetic had ruled the cap out beforehand, whatever the machine did."""
-
     unsent: int = 0
     """Scored requests that a cut kept from being sent."""
 
     attainment_bound: float = 1.0
-    """The most that this cap could attain: by what was certain when it was cut, or by arithmetic
-    beforehand (``traffic.workload.littles_bound``)."""
+    """The most that this cap could attain, by what was certain when it was cut."""
 
     slo: Slo | None = None
     """The SLO by which it was cut, and that its bound is of."""
@@ -161,9 +153,6 @@ class Replay:
 
     start_s: float = 0.0
     """When it began, on the clock of all replays of a run."""
-
-    weight: float = 1.0
-    """Requests of the trace that one of its requests stands for."""
 
     def is_cut_under_another(self, slo: Slo) -> bool:
         """Whether it was cut because of another SLO, so that its bound says nothing of this one."""

@@ -5,7 +5,7 @@ was measured is in the journal when a call returns.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
@@ -13,17 +13,16 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from tuner.engines.seam import Engine, IterationLog, Starter
+from tuner.engines.seam import Engine, Starter
 from tuner.engines.sim import virtual_time
 from tuner.engines.sim.start import SimStarter
 from tuner.errors import EngineError, StoodStillError
-from tuner.replay.device_use import Read, crowded, device_use, while_reading
 from tuner.replay.numbers import Measurement
 from tuner.replay.numbers import measure as numbers_of
 from tuner.replay.ramp import probe, ramp
-from tuner.replay.records import DeviceLog, Replay
-from tuner.replay.replay import CutRule, LiveReading, plan_requests
-from tuner.replay.soundness import Attempt, better_of_two, replay_soundly, stalls
+from tuner.replay.records import Replay
+from tuner.replay.replay import CutRule, Prompt, replay
+from tuner.replay.soundness import Attempt, Read, flaws_of, soundly, stalls
 from tuner.runs.evidence import Evidence
 from tuner.runs.journal import (
     EngineStart,
@@ -42,7 +41,6 @@ from tuner.traffic.slo import Slo, Unloaded
 from tuner.traffic.workload import Workload, choose_windows, keep_what_fits, workload_of
 
 Result = TypeVar("Result")
-Prompt = Callable[[TraceRequest], list[int]]
 
 FRESH_PROMPTS = 10**9
 """First row that is nobody's: prompts of rows from here on are in no prefix cache."""
@@ -53,7 +51,7 @@ class Watcher(Protocol):
 
     def stage(self, text: str) -> None: ...
     def trial(self, what: str, length_s: float) -> None: ...
-    def live(self, seen: LiveReading) -> None: ...
+    def live(self, elapsed_s: float, in_flight: int, decoding: int) -> None: ...
     def believed(self, best: int, agreeing: int, draws: int) -> None: ...
     def measured(self, what: str, measurement: Measurement) -> None: ...
     def warn(self, text: str) -> None: ...
@@ -190,11 +188,18 @@ class Bench:
 
     async def _probe(self, engine: Engine, trial: Trial, prompt: Prompt) -> None:
         self.watcher.stage(f"measuring {trial.name}")
-        attempt = await self._soundly(trial, lambda: probe(trial.requests, engine, prompt=prompt))
-        results, _, _, elapsed_s = attempt.result
-        purpose, flaws = trial.tried.purpose, attempt.flaws
+        attempt = await self._soundly(
+            trial,
+            lambda: probe(trial.requests, engine, prompt=prompt),
+            lambda done: stalls(done[1]),
+        )
         self.journal.add(
-            Probed(purpose=purpose, results=tuple(results), flaws=flaws, elapsed_s=elapsed_s)
+            Probed(
+                purpose=trial.tried.purpose,
+                results=tuple(attempt.result[0]),
+                flaws=attempt.flaws,
+                elapsed_s=attempt.elapsed_s,
+            )
         )
 
     async def _ramp(self, engine: Engine, trial: Trial, prompt: Prompt) -> None:
@@ -205,8 +210,9 @@ class Bench:
         self.watcher.trial(trial.name, length_s)
         await engine.prepare()
 
-        async def work() -> tuple[float, IterationLog]:
-            log, begin_s = await ramp(
+        attempt = await self._soundly(
+            trial,
+            lambda: ramp(
                 trial.requests,
                 engine,
                 ceiling=cap,
@@ -214,11 +220,10 @@ class Bench:
                 tpot_s=trial.tpot_s,
                 prompt=lambda item: prompt(replace(item, row=next(rows), hash_ids=())),
                 seed=number,
-            )
-            return begin_s, log
-
-        attempt = await self._soundly(trial, work)
-        begin_s, log, device, _ = attempt.result
+            ),
+            lambda done: stalls(done[0]),
+        )
+        log, begin_s = attempt.result
         if not len(log):
             raise EngineError(
                 f"no iteration ended within {length_s:.0f}s of {cap} requests at a time",
@@ -232,7 +237,7 @@ class Bench:
             iterations=log,
             kv_blocks=engine.facts.kv_blocks,
             token_budget=engine.facts.max_num_batched_tokens,
-            device=device,
+            device=attempt.device,
             flaws=attempt.flaws,
             start_s=begin_s,
         )
@@ -240,29 +245,28 @@ class Bench:
         self.watcher.stage(f"{trial.name}: {len(log):,} iterations")
 
     async def _replay(self, engine: Engine, trial: Trial, rule: CutRule, prompt: Prompt) -> None:
-        """Replay the requests of a window; see ``replay_soundly``."""
+        """Replay the requests of a window with an empty prefix cache."""
         window = trial.tried.window
         assert window is not None
-        plan = plan_requests(
-            trial.requests,
-            window,
-            max_model_len=engine.facts.max_model_len,
-            prompt=prompt,
-            turns=turns_of(trial.requests) if self.closed_sessions else None,
-        )
-        result = await replay_soundly(
-            plan,
-            engine,
-            window,
-            max_num_seqs=trial.tried.max_num_seqs,
-            rule=rule,
-            read=self.read_device,
-            begun=lambda: self.watcher.trial(trial.name, window.replay_s),
-            retry=partial(self._retry, trial),
-            progress=self.watcher.live,
-        )
+
+        async def work() -> Replay:
+            self.watcher.trial(trial.name, window.replay_s)
+            await engine.prepare()
+            return await replay(
+                trial.requests,
+                engine,
+                window,
+                max_num_seqs=trial.tried.max_num_seqs,
+                rule=rule,
+                prompt=prompt,
+                turns=turns_of(trial.requests) if self.closed_sessions else None,
+                progress=self.watcher.live,
+            )
+
+        attempt = await self._soundly(trial, work, lambda done: flaws_of(done, engine.facts))
+        result = replace(attempt.result, device=attempt.device, flaws=attempt.flaws)
         self.journal.add_replay(result, trial.tried)
-        if rule.stop_after_s is None and rule.slo.limits_s():
+        if trial.tried.purpose != "short" and rule.slo.limits_s():
             self.watcher.measured(trial.name, numbers_of([result], rule.slo))
 
     def _retry(self, trial: Trial, flaws: Sequence[str], elapsed_s: float) -> bool:
@@ -277,20 +281,13 @@ class Bench:
         return True
 
     async def _soundly(
-        self, trial: Trial, work: Callable[[], Awaitable[tuple[Result, IterationLog]]]
-    ) -> Attempt[tuple[Result, IterationLog, DeviceLog, float]]:
-        """Measure something beside the readings of the device, and its seconds; see
-        ``better_of_two``."""
-        now_s = asyncio.get_running_loop().time
-
-        async def attempt() -> Attempt[tuple[Result, IterationLog, DeviceLog, float]]:
-            begun_s = now_s()
-            (result, log), device = await while_reading(work(), self.read_device)
-            taken = crowded(device_use([device]))
-            flaws = (*stalls(log), *([] if taken is None else [taken]))
-            return Attempt((result, log, device, now_s() - begun_s), flaws)
-
-        return await better_of_two(attempt, partial(self._retry, trial))
+        self,
+        trial: Trial,
+        work: Callable[[], Awaitable[Result]],
+        flaws_in: Callable[[Result], Iterator[str]],
+    ) -> Attempt[Result]:
+        retry = partial(self._retry, trial)
+        return await soundly(work, flaws_in, read=self.read_device, retry=retry)
 
 
 def fitting(
@@ -336,14 +333,10 @@ async def measure(
             failures = 0
 
 
-def execute(
-    work: Coroutine[Any, Any, Result], starter: Starter, journal: Journal, *, lost: bool = True
-) -> Result:
+def execute(work: Coroutine[Any, Any, Result], starter: Starter, journal: Journal) -> Result:
     """Run work to its end: on virtual time from where the journal ends, where engines are
-    simulated. ``lost``: whether an interruption ended the engine that was started last before it
-    had done its work."""
+    simulated."""
     if not isinstance(starter, SimStarter):
         return interruption.run(work)
-    sizes = [size for _, size in Evidence(journal).start_s_of()]
-    starter.continue_after(sizes, lost=lost)
+    starter.machine.started = len(Evidence(journal).start_s_of())
     return virtual_time.run(work, begin_s=journal.clock_s)

@@ -9,10 +9,9 @@ from typing import cast
 from tuner.engines.arguments import WHICH_DEVICE
 from tuner.engines.seam import EngineFacts, IterationLog
 from tuner.errors import RunError
-from tuner.replay.device_use import device_use, disturbance
 from tuner.replay.numbers import Measurement, measure
 from tuner.replay.records import ProbeResult, Replay
-from tuner.replay.soundness import OURS
+from tuner.replay.soundness import OURS, disturbance
 from tuner.runs.journal import (
     EngineStart,
     Failed,
@@ -184,7 +183,7 @@ class Evidence:
             yield from (f"{why} while an idle engine was timed" for why in event.flaws)
         for replay in self._counted("ramp", *RUNGS, *CONFIRMING):
             flaws = [flaw for flaw in replay.flaws if not flaw.startswith(OURS)]
-            flaws += filter(None, [disturbance(device_use([replay.device]))])
+            flaws += filter(None, [disturbance(replay.device)])
             yield from (f"{why} while {replay.max_num_seqs} was replayed" for why in flaws)
 
     def lateness(self) -> str | None:

@@ -14,11 +14,11 @@ from tuner.engines.provenance import environment_differs
 from tuner.engines.seam import Starter
 from tuner.profile.evidence import StoredTwin
 from tuner.profile.profile import ServingProfile
-from tuner.replay.device_use import Read, crowded, device_use
 from tuner.replay.numbers import Measurement, Spread
 from tuner.replay.numbers import measure as numbers_of
 from tuner.replay.records import Replay
 from tuner.replay.replay import CutRule
+from tuner.replay.soundness import Read, crowded
 from tuner.runs.bench import Bench, Build, Trial, Watcher, execute, fitting, measure
 from tuner.runs.evidence import Evidence
 from tuner.runs.journal import Journal, Tried
@@ -161,7 +161,7 @@ def verify(  # noqa: PLR0913, PLR0917 - what is compared with what, and who watc
         gates=gates(replays, trial, question),
         engine_s=evidence.spent_s(),
         p95_ms={name: 1e3 * spread.p95 for name, spread in times.items() if spread is not None},
-        taken=crowded(device_use([replay.device for replay in replays])),
+        taken=crowded([replay.device for replay in replays]),
     )
 
 

@@ -9,16 +9,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tuner.engines.scheduler.state import Floats, StepLaw
+from tuner.engines.scheduler.state import StepLaw
 from tuner.engines.seam import EngineFacts, IterationLog
 from tuner.replay.numbers import (
     Measurement,
-    Spread,
+    bound_shares,
     kv_cache_usage,
     most_at_once,
     spread,
-    token_bound_share,
-    waiting_share,
 )
 from tuner.replay.records import ProbeResult, Replay
 from tuner.traffic.constants import DRAWS, PRINTED_DRAWS
@@ -215,23 +213,16 @@ def measurement_of(
         offered_tokens_per_s=float(traffic.output_length.sum()) / span_s,
         requests_per_s=int((last_s < end_s).sum()) / span_s,
         output_tokens_per_s=tokens / span_s,
-        ttft_s=_spread(replay.ttft_s),
-        tpot_s=_spread(replay.tpot_s),
-        itl_s=spread(work["duration_s"], work["decode_seqs"]) if tokens else None,
-        e2el_s=_spread(replay.e2el_s),
-        queue_s=_spread(replay.queue_s),
+        ttft_s=spread(replay.ttft_s),
+        tpot_s=spread(replay.tpot_s),
+        itl_s=spread(np.repeat(work["duration_s"], work["decode_seqs"])),
+        e2el_s=spread(replay.e2el_s),
+        queue_s=spread(replay.queue_s),
         kv_cache_usage=kv_cache_usage(work, shape.kv_blocks),
         preemptions=int(replay.preemptions.sum()),
         recomputed_tokens=replay.recomputed_tokens,
         running_peak=replay.running_peak,
-        cap_bound_share=waiting_share(work, cap, full=True),
-        kv_bound_share=waiting_share(work, cap, full=False),
-        token_bound_share=token_bound_share(work, cap, shape.max_num_batched_tokens),
         in_flight_peak=most_at_once(traffic.arrival_s[served], last_s),
         cut=None,
-        ruled_out=False,
+        **bound_shares(work, cap, shape.max_num_batched_tokens),
     )
-
-
-def _spread(values: Floats) -> Spread | None:
-    return spread(values[~np.isnan(values)])

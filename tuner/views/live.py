@@ -12,7 +12,6 @@ from rich.text import Text
 
 from tuner.profile.summary import milliseconds, minutes, percent
 from tuner.replay.numbers import Measurement
-from tuner.replay.replay import LiveReading
 from tuner.system.printable import printable
 from tuner.views.numbers import cells
 
@@ -73,15 +72,14 @@ class Progress:
         self._what, self._length_s = what, length_s
         (self.show if self._last.is_started else self.say)(f"{what}: {length_s:.0f} s")
 
-    def live(self, seen: LiveReading) -> None:
+    def live(self, elapsed_s: float, in_flight: int, decoding: int) -> None:
         """Show a replay under way."""
         if self.exporter is not None:
-            self.exporter.set("in_flight", seen.in_flight)
+            self.exporter.set("in_flight", in_flight)
         if time.monotonic() - self._drawn_s >= EVERY_S:
-            tpot = "" if seen.tpot_s is None else f", TPOT {milliseconds(1e3 * seen.tpot_s)}"
             self.show(
-                f"{self._what}: {seen.elapsed_s:.0f} of {self._length_s:.0f} s, "
-                f"{seen.decoding} decoding, {seen.waiting} before a first token{tpot}"
+                f"{self._what}: {elapsed_s:.0f} of {self._length_s:.0f} s, {decoding} decoding, "
+                f"{in_flight - decoding} before a first token"
             )
 
     def believed(self, best: int, agreeing: int, draws: int) -> None:

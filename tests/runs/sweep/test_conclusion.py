@@ -64,9 +64,7 @@ def test_without_a_window_the_prefix_cache_is_taken_to_hold_what_came_before(
     assert conclusion.view.traffic.cached_length.sum() == cached
 
 
-LOST = replay_of(
-    [record()], max_num_seqs=2, cut="ruled out", ruled_out=True, unsent=9, attainment_bound=0.3
-)
+LOST = replay_of([record()], max_num_seqs=2, cut="hopeless", unsent=9, attainment_bound=0.3)
 
 
 @pytest.mark.parametrize(("slo", "source"), [(SLO, "both"), (Slo(ttft_s=0.5), "twin")])

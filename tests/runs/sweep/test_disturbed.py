@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from tests.runs.sweep.test_sweep import HALF, SLOTS_COST_LATE, UP_TO_8, Notes
 from tuner.engines.seam import Engine, EngineRequest, Reply
@@ -76,11 +77,12 @@ class DisturbedStarter(SimStarter):
     def __init__(self, world: World, what: Disturbance, *, is_server: bool) -> None:
         super().__init__(world)
         self.what, self.is_server, self.started = what, is_server, 0
+        self.device = SimStarter(SLOTS_COST_LATE).device
 
-    async def start(self, *, max_num_seqs: int, world: World | None = None) -> Engine:  # type: ignore[override]
+    async def start(self, *, max_num_seqs: int) -> Engine:  # type: ignore[override]
         if self.is_server and self.what.server == "refuses":
             raise EngineError("the server did not start", hint="See its log.")
-        engine = await super().start(max_num_seqs=max_num_seqs, world=world)
+        engine = await super().start(max_num_seqs=max_num_seqs)
         self.started += 1
         dies_at_s = self.what.dies_at_s if self.started == 1 else math.inf
         if self.is_server:
@@ -92,8 +94,8 @@ class DisturbedStarter(SimStarter):
 
 def disturbed(run_dir: Path, what: Disturbance) -> tuple[SweepOutcome, float]:
     """Sweep while this happens; return what was found, and after how many seconds."""
-    world = replace(SLOTS_COST_LATE, noise=what.noise)
-    server = replace(world, engine_start=what.server_starts_s)
+    world = structs.replace(SLOTS_COST_LATE, noise=what.noise)
+    server = structs.replace(world, engine_start=what.server_starts_s)
 
     async def main(book: journal.Journal) -> tuple[SweepOutcome, float]:
         now_s = asyncio.get_running_loop().time
@@ -120,7 +122,6 @@ def disturbed(run_dir: Path, what: Disturbance) -> tuple[SweepOutcome, float]:
 
 CASES = {
     "late": (Disturbance(lag_s=0.3), None),
-    "stalled": (Disturbance(noise=WorldNoise(hang_at=130.0, hang_len=20.0)), None),
     "busy": (Disturbance(busy_s=(100.0, 230.0)), "others took"),
     "slower for a while": (
         Disturbance(noise=WorldNoise(episode_rate=0.01, episode_len=120.0, episode_mult=2.0)),

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from tests.support.builders import request
 from tuner.engines.sim.start import SimEngine, SimStarter
@@ -66,7 +67,7 @@ class Notes:
     def trial(self, what: str, length_s: float) -> None:
         self.lines.append(f"{what} {length_s:.0f}")
 
-    def live(self, seen: object) -> None: ...
+    def live(self, *_: object) -> None: ...
     def believed(self, best: int, agreeing: int, draws: int) -> None: ...
 
     def measured(self, what: str, measurement: Measurement) -> None:
@@ -85,6 +86,8 @@ def swept(
     confirming: World | None = None,
 ) -> SweepOutcome:
     server = SimStarter(confirming) if confirming else None
+    if server is not None:
+        server.device = SimStarter(SLOTS_COST_LATE).device
     with closing(journal.create(run_dir, {})) as book:
         starter = SimStarter(SLOTS_COST_LATE)
         work = sweep(traffic, starter, settings, book, notes or Notes(), confirming=server)
@@ -107,7 +110,7 @@ def test_the_confirming_engine_replays_what_the_ladder_did_not(tmp_path: Path) -
     assert (len(check.numbers), check.failed) == (6, False)
 
 
-SLOWER = World(step=replace(SLOTS_COST_LATE.step, a=0.032))
+SLOWER = World(step=structs.replace(SLOTS_COST_LATE.step, a=0.032))
 """Of LONG_HALF, 200 output tokens/s, 8 slots of the ladder's machine serve 250 too: they give 323.
 Those of this one, which is slower, give 8 / 36.8 ms = 217."""
 
@@ -150,8 +153,8 @@ def test_where_a_server_confirms_the_derived_slo_is_of_what_its_users_see(tmp_pa
 class Served(SimStarter):
     """Its engines say that they are behind a server with two processes for its API."""
 
-    async def start(self, *, max_num_seqs: int, world: World | None = None) -> SimEngine:
-        engine = await super().start(max_num_seqs=max_num_seqs, world=world)
+    async def start(self, *, max_num_seqs: int) -> SimEngine:
+        engine = await super().start(max_num_seqs=max_num_seqs)
         arguments = {**engine.facts.arguments, "api_server_count": 2}
         engine.facts = replace(engine.facts, engine="serve", arguments=arguments)
         return engine
@@ -161,6 +164,7 @@ def test_what_a_server_adds_to_its_engine_is_fitted_kept_and_weighed(tmp_path: P
     quick = parse_requirement("p95 tpot <= 28ms")
     settings = replace(UP_TO_8, confirm="server", slo=Slo(tpot_s=0.2), requirements=(quick,))
     ladder, server = SimStarter(SLOTS_COST_LATE), Served(BEHIND)
+    server.device = ladder.device
 
     async def main(book: journal.Journal) -> tuple[Conclusion, Conclusion, SweepOutcome]:
         bench = Bench(book, Notes(), None, block_size=16)
@@ -210,8 +214,8 @@ def test_what_a_server_adds_to_its_engine_is_fitted_kept_and_weighed(tmp_path: P
 class Piped(SimStarter):
     """Its engines say that they do what the scheduler model does not know."""
 
-    async def start(self, *, max_num_seqs: int, world: World | None = None) -> SimEngine:
-        engine = await super().start(max_num_seqs=max_num_seqs, world=world)
+    async def start(self, *, max_num_seqs: int) -> SimEngine:
+        engine = await super().start(max_num_seqs=max_num_seqs)
         engine.facts = replace(engine.facts, unmodelled=["pipeline_parallel_size=2"])
         return engine
 

@@ -12,7 +12,7 @@ from tuner.engines.vllm import supported
 from tuner.engines.vllm.start import VllmStarter
 from tuner.errors import GateError, UsageError
 from tuner.profile.profile import ServingProfile
-from tuner.replay.device_use import Read
+from tuner.replay.soundness import Read
 
 if TYPE_CHECKING:
     from tuner.engines.sim.start import SimStarter

@@ -20,20 +20,6 @@ from tuner.system.jit import compiled_in_place, inlined
 
 
 @compiled_in_place
-def _wait(scheduler: Scheduler, row: int, front: bool) -> None:
-    """Put a request at the front or at the end of waiting. At the front there is always room: who
-    comes back there has left it before."""
-    state = scheduler.state[0]
-    scheduler.requests[row].status = its.WAITING
-    if front:
-        state.head -= 1
-        scheduler.queue[state.head] = row
-    else:
-        scheduler.queue[state.head + state.waiting] = row
-    state.waiting += 1
-
-
-@compiled_in_place
 def _lacking(state: Record, request: Record, tokens: int) -> int:
     """Return how many blocks more a request needs for that many more computed tokens."""
     size = state.block_size
@@ -53,33 +39,10 @@ def _allocate(state: Record, request: Record, tokens: int) -> bool:
 
 
 @compiled_in_place
-def _preempt(state: Record, request: Record) -> None:
-    """Take all blocks from a request; what it had computed is lost, but for the prefix cache."""
-    request.preemptions += 1
-    request.lost = request.computed
-    request.lost_at = state.given_blocks
-    request.computed = 0
-    _release(state, request)
-
-
-@compiled_in_place
-def _recover(state: Record, request: Record) -> None:
-    """Let a preempted request find again what is left of it in the prefix cache.
-
-    Blocks are given out again in the order in which they came free, and of one request the last
-    ones first: as many as were given out since the preemption are gone.
-    """
-    if state.prefix_caching and request.lost > 0:
-        size = state.block_size
-        gone = state.given_blocks - request.lost_at
-        request.computed = size * max(0, request.lost // size - gone)
-
-
-@compiled_in_place
 def _release(state: Record, request: Record) -> None:
     """Take the blocks from a request that left running."""
     state.free_blocks += request.blocks
-    request.blocks = 0
+    request.blocks = state.blocked = 0
 
 
 @compiled_in_place
@@ -90,19 +53,25 @@ def _arrival_s(state: Record, requests: Records) -> float:
 
 
 @compiled_in_place
-def let_go(state: Record, requests: Records, running: Ints) -> None:
-    """Free slots and blocks of those who finished while the scheduler was a batch ahead."""
-    if state.finished == 0:
-        return
+def _leave(state: Record, requests: Records, running: Ints, status: int) -> None:
+    """Take slot and blocks from the running requests of a status."""
     kept = 0
     for row in running[: state.running]:
-        if requests[row].status == its.FINISHED:
+        if requests[row].status == status:
             _release(state, requests[row])
         else:
             running[kept] = row
             kept += 1
     state.running = kept
-    state.finished = 0
+
+
+@compiled_in_place
+def let_go(state: Record, requests: Records, running: Ints) -> None:
+    """Free slots and blocks of those who finished: at once, or while the scheduler was a batch
+    ahead."""
+    if state.finished > 0:
+        _leave(state, requests, running, its.FINISHED)
+        state.finished = 0
 
 
 @compiled_in_place
@@ -111,7 +80,9 @@ def _arrive(scheduler: Scheduler, until_s: float) -> None:
     state, requests = scheduler.state[0], scheduler.requests
     while _arrival_s(state, requests) <= until_s:
         if requests[state.arrived].status == its.COMING:
-            _wait(scheduler, state.arrived, False)
+            requests[state.arrived].status = its.WAITING
+            scheduler.queue[state.head + state.waiting] = state.arrived
+            state.waiting += 1
         state.arrived += 1
 
 
@@ -163,12 +134,16 @@ def _schedule_running(scheduler: Scheduler, budget: int) -> int:
             iteration.preemptions += 1
             iteration.recomputed_tokens += victim.computed
             if victim.status == its.FINISHED:  # it waits until its last token is there
-                _release(state, victim)
                 state.finished -= 1
                 state.gone += 1
             else:
-                _preempt(state, victim)
-                _wait(scheduler, last, True)
+                victim.preemptions += 1
+                victim.lost, victim.lost_at = victim.computed, state.given_blocks
+                victim.computed, victim.status = 0, its.WAITING
+                state.head -= 1  # the front, where there is room: it has left there before
+                state.waiting += 1
+                scheduler.queue[state.head] = last
+            _release(state, victim)
             if state.running == i:
                 return -1
         _count(iteration, request, tokens)
@@ -181,16 +156,22 @@ def _schedule_running(scheduler: Scheduler, budget: int) -> int:
 def _admit(scheduler: Scheduler, budget: int) -> None:
     """Admit waiting requests, first come first served, while slots, budget and blocks last."""
     state, requests, running = scheduler.state[0], scheduler.requests, scheduler.running
+    size = state.block_size
     while state.waiting > 0 and budget > 0 and state.running < state.max_num_seqs:
         row = scheduler.queue[state.head]
         request = requests[row]
-        _recover(state, request)
+        if state.prefix_caching and request.lost > 0:
+            # Blocks are given out again in the order in which they came free, and of one request
+            # the last ones first: as many as were given out since the preemption are gone.
+            gone = state.given_blocks - request.lost_at
+            request.computed = size * max(0, request.lost // size - gone)
         left = request.input_length + request.generated - request.computed
         tokens = min(left, budget)
-        if state.reserves_prompts and _lacking(state, request, left) > state.free_blocks:
+        reserved = left if state.reserves_prompts else tokens
+        if _lacking(state, request, reserved) > state.free_blocks:
+            state.blocked = 1
             return
-        if not _allocate(state, request, tokens):
-            return
+        _allocate(state, request, tokens)
         state.head += 1
         state.waiting -= 1
         request.status = its.RUNNING
@@ -242,11 +223,10 @@ def _duration_s(law: StepLaw, noise: Noise, state: Record, iteration: Record) ->
     if noise.jitter.size > 0:
         seconds *= noise.jitter[state.jitter % noise.jitter.size]
         state.jitter += 1
-    while noise.stall_at_s[state.stall] < state.now:
-        state.stall += 1
     undisturbed = state.now + seconds
     while noise.stall_at_s[state.stall] < undisturbed:
-        seconds += noise.stall_s[state.stall]
+        if noise.stall_at_s[state.stall] >= state.now:
+            seconds += noise.stall_s[state.stall]
         state.stall += 1
     return float(seconds)
 
@@ -260,7 +240,7 @@ def _finish_iteration(scheduler: Scheduler) -> bool:
     if scheduler.log.size > 0:
         scheduler.log[state.logged] = scheduler.iteration[0]
         state.logged += 1
-    kept, finished = 0, False
+    ended = 0
     for row in running[: state.running]:
         request = scheduler.requests[row]
         request.computed += request.scheduled
@@ -276,15 +256,11 @@ def _finish_iteration(scheduler: Scheduler) -> bool:
                 state.tokens += 1
             if request.generated == request.output_length:
                 request.status = its.FINISHED
-                finished = True
-                if not state.async_scheduling:
-                    _release(state, request)
-                    continue
-                state.finished += 1
-        running[kept] = row
-        kept += 1
-    state.running = kept
-    return finished
+                ended += 1
+    state.finished += ended
+    if not state.async_scheduling:
+        let_go(state, scheduler.requests, running)
+    return ended > 0
 
 
 @inlined
@@ -308,9 +284,8 @@ def _begin_iteration(scheduler: Scheduler, law: StepLaw, noise: Noise) -> int:
     """Put the next iteration into flight, or return what it lacks."""
     state, iteration = scheduler.state[0], scheduler.iteration[0]
     log, tokens = scheduler.log.size, scheduler.tokens.row.size
-    if log > 0 and state.logged == log:
-        return its.FULL
-    if tokens > 0 and state.tokens + scheduler.running.size > tokens:
+    # length 0: not wanted
+    if 0 < log == state.logged or 0 < tokens < state.tokens + scheduler.running.size:
         return its.FULL
     _schedule(scheduler)
     iteration.start_s = state.now
@@ -324,22 +299,6 @@ def _begin_iteration(scheduler: Scheduler, law: StepLaw, noise: Noise) -> int:
 
 # All iterations of a batch that does not change, in one step: most only decode, while nobody comes
 # or leaves, and their durations follow from the number of context tokens alone
-
-
-@compiled_in_place
-def _is_closed(scheduler: Scheduler) -> bool:
-    """Whether nobody can be admitted as long as nobody leaves."""
-    state = scheduler.state[0]
-    if state.running == state.max_num_seqs:
-        return True
-    if state.waiting == 0:
-        return False
-    request = scheduler.requests[scheduler.queue[state.head]]
-    _recover(state, request)
-    left = request.input_length + request.generated - request.computed
-    if not state.reserves_prompts:
-        left = min(left, state.max_num_batched_tokens - state.running)
-    return bool(_lacking(state, request, left) > state.free_blocks)
 
 
 @compiled_in_place
@@ -366,8 +325,7 @@ def _fast_forward(scheduler: Scheduler, law: StepLaw, until: float) -> None:
     Only the totals are kept of them: not with a log, a token list or noise.
     """
     state, requests, running = scheduler.state[0], scheduler.requests, scheduler.running
-    batch = state.running
-    closed = _is_closed(scheduler)
+    batch, closed = state.running, state.blocked or state.running == state.max_num_seqs
     if batch > state.max_num_batched_tokens or state.finished > 0:
         return
     if state.waiting > 0 and not closed:
@@ -430,7 +388,7 @@ def advance(
 @compiled_in_place
 def abort(scheduler: Scheduler, row: int) -> None:
     """Forget a request; the iteration in flight runs on, and hands it no token."""
-    state, requests, running = scheduler.state[0], scheduler.requests, scheduler.running
+    state, requests = scheduler.state[0], scheduler.requests
     request = requests[row]
     if request.status == its.WAITING:
         place = state.head
@@ -439,12 +397,5 @@ def abort(scheduler: Scheduler, row: int) -> None:
         state.waiting -= 1
         for behind in range(place, state.head + state.waiting):
             scheduler.queue[behind] = scheduler.queue[behind + 1]
-    elif request.status == its.RUNNING:
-        kept = 0
-        for each in running[: state.running]:
-            if each != row:
-                running[kept] = each
-                kept += 1
-        state.running = kept
-    request.status = its.ABORTED
-    _release(state, request)
+    request.status, state.blocked = its.ABORTED, 0
+    _leave(state, requests, scheduler.running, its.ABORTED)

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tuner.engines.seam import ITERATION, IterationLog
+from tuner.engines.seam import ITERATION, IterationLog, columns
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -14,58 +14,55 @@ Record = Any
 
 Records = NDArray[Any]
 
-REQUEST = np.dtype(
-    [
-        ("queued_s", "f8"),  # when it reaches the scheduler
-        ("input_length", "i8"),
-        ("output_length", "i8"),
-        ("status", "i8"),
-        ("computed", "i8"),
-        ("generated", "i8"),
-        ("scheduled", "i8"),  # tokens that the iteration in flight computes
-        ("blocks", "i8"),
-        ("scheduled_s", "f8"),  # first time in RUNNING, or NaN
-        ("first_token_s", "f8"),
-        ("last_token_s", "f8"),
-        ("preemptions", "i8"),
-        ("lost", "i8"),  # tokens computed before the last preemption
-        ("lost_at", "i8"),  # given_blocks then
-    ]
+REQUEST = columns(
+    queued_s="f8",  # when it reaches the scheduler
+    input_length="i8",
+    output_length="i8",
+    status="i8",
+    computed="i8",
+    generated="i8",
+    scheduled="i8",  # tokens that the iteration in flight computes
+    blocks="i8",
+    scheduled_s="f8",  # first time in RUNNING, or NaN
+    first_token_s="f8",  # noqa: S106 - a time
+    last_token_s="f8",  # noqa: S106
+    preemptions="i8",
+    lost="i8",  # tokens computed before the last preemption
+    lost_at="i8",  # given_blocks then
 )
 """One row per request, in the order in which they reach the scheduler."""
 
-STATE = np.dtype(
-    [
-        ("now", "f8"),
-        ("end", "f8"),  # of the iteration in flight
-        ("in_flight", "i8"),
-        ("max_num_seqs", "i8"),
-        ("max_num_batched_tokens", "i8"),
-        ("block_size", "i8"),
-        ("kv_blocks", "i8"),
-        ("free_blocks", "i8"),
-        ("running", "i8"),
-        ("waiting", "i8"),
-        ("head", "i8"),  # place in queue of the first that waits
-        ("rows", "i8"),
-        ("arrived", "i8"),  # rows before this one have reached the scheduler
-        ("async_scheduling", "i8"),  # 1: the next iteration is scheduled while one is computed
-        ("seen_s", "f8"),  # then: who reached the scheduler by this time is known to it
-        ("prefix_caching", "i8"),  # 1: a preempted request may find its blocks again
-        ("reserves_prompts", "i8"),  # 1: a request is let in where all of its prompt has room
-        ("given_blocks", "i8"),  # how often a block was given to a request
-        ("finished", "i8"),  # of those in running: their last token came while scheduling ahead
-        ("gone", "i8"),  # of those, preempted in the iteration that is being scheduled
-        ("jitter", "i8"),  # how much of the noise and of the buffers is used
-        ("stall", "i8"),
-        ("logged", "i8"),
-        ("tokens", "i8"),
-        ("recomputed_tokens", "i8"),  # totals from here on
-        ("most_blocks", "i8"),
-        ("most_running", "i8"),
-        ("busy_s", "f8"),
-        ("block_s", "f8"),  # blocks in use x seconds
-    ]
+STATE = columns(
+    now="f8",
+    end="f8",  # of the iteration in flight
+    in_flight="i8",
+    max_num_seqs="i8",
+    max_num_batched_tokens="i8",
+    block_size="i8",
+    kv_blocks="i8",
+    free_blocks="i8",
+    running="i8",
+    waiting="i8",
+    head="i8",  # place in queue of the first that waits
+    rows="i8",
+    arrived="i8",  # rows before this one have reached the scheduler
+    async_scheduling="i8",  # 1: the next iteration is scheduled while one is computed
+    seen_s="f8",  # then: who reached the scheduler by this time is known to it
+    prefix_caching="i8",  # 1: a preempted request may find its blocks again
+    reserves_prompts="i8",  # 1: a request is let in where all of its prompt has room
+    given_blocks="i8",  # how often a block was given to a request
+    finished="i8",  # of those in running: their last token came while scheduling ahead
+    gone="i8",  # of those, preempted in the iteration that is being scheduled
+    blocked="i8",  # 1: nobody is let in until blocks come free
+    jitter="i8",  # how much of the noise and of the buffers is used
+    stall="i8",
+    logged="i8",
+    tokens="i8",
+    recomputed_tokens="i8",  # totals from here on
+    most_blocks="i8",
+    most_running="i8",
+    busy_s="f8",
+    block_s="f8",  # blocks in use x seconds
 )
 """The scheduler: one record."""
 
@@ -111,7 +108,7 @@ class StepLaw(NamedTuple):
         missing = max_num_seqs + 1 - len(self.decode_s)
         if missing <= 0:
             return self
-        slope_s = float(self.decode_s[-1] - self.decode_s[-2]) if len(self.decode_s) > 1 else 0.0
+        slope_s = np.diff(self.decode_s, prepend=self.decode_s[0])[-1]
         more_s = self.decode_s[-1] + slope_s * np.arange(1, missing + 1)
         return self._replace(decode_s=np.concatenate((self.decode_s, more_s)))
 
@@ -153,33 +150,20 @@ class Scheduler(NamedTuple):
 NO_NOISE = Noise(np.ones(0), np.ones(0), 1.0, np.array([np.inf]), np.zeros(1))
 
 
-def new_scheduler(  # noqa: PLR0913 - the engine's arguments
-    *,
-    max_num_seqs: int,
-    max_num_batched_tokens: int,
-    block_size: int,
-    kv_blocks: int,
-    async_scheduling: bool = False,
-    prefix_caching: bool = False,
-    reserves_prompts: bool = False,
-    rows: int,
-    log_length: int = 0,
-    token_length: int = 0,
+def new_scheduler(
+    *, rows: int, log_length: int = 0, token_length: int = 0, **limits: int
 ) -> Scheduler:
-    """Return an empty scheduler with room for ``rows`` requests."""
+    """Return an empty scheduler with room for ``rows`` requests; ``limits`` by the names of
+    STATE."""
     state = np.zeros(1, STATE)
-    state["max_num_seqs"] = max_num_seqs
-    state["max_num_batched_tokens"] = max_num_batched_tokens
-    state["block_size"] = block_size
-    state["kv_blocks"] = state["free_blocks"] = kv_blocks
-    state["async_scheduling"] = async_scheduling
-    state["prefix_caching"] = prefix_caching
-    state["reserves_prompts"] = reserves_prompts
+    for name, value in limits.items():
+        state[name] = value
+    state["free_blocks"] = limits["kv_blocks"]
     return Scheduler(
         state=state,
         requests=np.zeros(rows, REQUEST),
         queue=np.zeros(rows, np.int64),
-        running=np.zeros(max_num_seqs, np.int64),
+        running=np.zeros(limits["max_num_seqs"], np.int64),
         iteration=np.zeros(1, ITERATION),
         log=np.zeros(log_length, ITERATION),
         tokens=Tokens(np.zeros(token_length, np.int64), np.zeros(token_length)),
@@ -201,6 +185,5 @@ def new_requests(
     requests["queued_s"] = queued_s
     requests["input_length"] = input_length
     requests["output_length"] = output_length
-    for time in ("scheduled_s", "first_token_s", "last_token_s"):
-        requests[time] = np.nan
+    requests[["scheduled_s", "first_token_s", "last_token_s"]] = np.nan
     return requests

@@ -18,8 +18,8 @@ from tuner.engines.workers import WorkersStarter
 from tuner.errors import UsageError
 from tuner.profile.evidence import twin_of
 from tuner.profile.profile import ServingProfile
-from tuner.replay.device_use import Read
 from tuner.replay.replay import CutRule
+from tuner.replay.soundness import Read
 from tuner.runs.bench import Bench, Build, Trial, Watcher, execute, fitting, measure
 from tuner.runs.compare.table import ComparisonTable, block_of, table_of
 from tuner.runs.compare.ways import (
@@ -197,8 +197,6 @@ def compare(
         journal.add(choice)
     workload = Workload(kept, choice.windows, question.levels, twin, question.block_size)
     comparison = Comparison(question, journal, workload, left_out)
-    trial, started = comparison.next_trial(), evidence.starts()
-    lost = trial is not None and bool(started) and started[-1].purpose == trial.build.purpose
 
     async def work() -> None:
         bench = Bench(journal, watcher, read, block_size=question.block_size)
@@ -207,7 +205,7 @@ def compare(
         finally:
             await bench.stop()
 
-    execute(work(), question.base, journal, lost=lost)
+    execute(work(), question.base, journal)
     return comparison
 
 

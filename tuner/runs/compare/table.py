@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tuner.replay.device_use import device_use
 from tuner.replay.numbers import Spread, measure, spread
 from tuner.replay.records import Floats, Replay, e2el_s
+from tuner.replay.soundness import device_use
 from tuner.runs.compare.ways import LEVELS, Approach
 from tuner.runs.evidence import Evidence
 from tuner.runs.journal import Failed, Tried
@@ -177,7 +177,8 @@ def numbers_of(replays: Sequence[Replay], slo: Slo | None = None) -> Numbers:
     served = is_done & (sent["end_s"] < from_s + window_s)
     stay_s = np.minimum(sent["end_s"], from_s + window_s) - np.maximum(sent["planned_s"], from_s)
     came_whole = is_done & (sent["gaps"] == 0) & (sent["output_tokens"] > 1)
-    held_s = _known((sent["last_s"] - sent["engine_last_s"])[came_whole])
+    held_s = (sent["last_s"] - sent["engine_last_s"])[came_whole]
+    held_s = held_s[~np.isnan(held_s)]
 
     # what failed waits to the end, what was unfinished waited at least until then
     end_s = np.where(sent["outcome"] == "failed", elapsed_s, sent["end_s"])
@@ -192,7 +193,6 @@ def numbers_of(replays: Sequence[Replay], slo: Slo | None = None) -> Numbers:
     later = np.where(sent["output_tokens"] > 1, sent["output_tokens"] - 1.0, np.nan)
     own_s = (sent["engine_last_s"] - sent["engine_first_s"]) / later
     tpots_s = np.where(np.isnan(sent["tpot_s"]), own_s, sent["tpot_s"])[is_done]
-    use = device_use([replay.device for replay in replays])
     return Numbers(
         blocks=len(replays),
         requests=len(sent),
@@ -204,15 +204,10 @@ def numbers_of(replays: Sequence[Replay], slo: Slo | None = None) -> Numbers:
         attainment=None if slo is None else measure(replays, slo).attainment,
         e2el_p95_s=tail_s,
         e2el_at_least=tail_s is not None and longer_s is not None and longer_s > tail_s + 1e-9,
-        tpot_s=spread(_known(tpots_s)),
-        busy=None if use is None else use.utilisation_mean,
+        tpot_s=spread(tpots_s),
+        busy=device_use([replay.device for replay in replays]).get("utilisation"),
         held_mean_s=float(held_s.mean()) if len(held_s) else None,
     )
-
-
-def _known(values: Floats) -> Floats:
-    known: Floats = values[~np.isnan(values)]
-    return known
 
 
 def notes_on(numbers: Numbers, replays: Sequence[Replay], alone: Numbers | None) -> list[str]:

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field, replace
 
 from tuner.engines.seam import Starter
 from tuner.errors import EngineError, InputError, RunError, TargetError
-from tuner.replay.device_use import Read
 from tuner.replay.numbers import measure as numbers_of
 from tuner.replay.records import Replay
 from tuner.replay.replay import CutRule
+from tuner.replay.soundness import Read
 from tuner.runs.bench import Bench, Build, Trial, Watcher, measure
 from tuner.runs.evidence import RUNGS, Evidence
 from tuner.runs.journal import Failed, Gathered, Journal, Tried
@@ -316,6 +316,6 @@ def confirming_trial(
             return None
         window = replace(window, length_s=min(window.length_s, most_s))
         sent = workload.sent_in(window)
-    rule = CutRule(workload.slo, 0.0 if is_overloaded else HALF, budget_s=left_s)
+    rule = CutRule(workload.slo, 0.0 if is_overloaded else HALF, stop_s=left_s)
     tried = Tried(purpose=purpose, max_num_seqs=cap, window=window)
     return Trial(tried, build, sent, rule)
