@@ -65,7 +65,7 @@ def test_json_says_what_changed_and_check_fails_until_it_has() -> None:
     document = apply("profile.yaml", "prod.yaml", "--json").json
     assert (document["file"], document["status"]) == ("prod.yaml", "changed")
     assert document["changes"] == [{"argument": "max_num_seqs", "before": 256, "after": 16}]
-    assert document["backup"] == "prod.yaml.tuner-backup"
+    assert document["backup"].startswith("prod.yaml.tuner-backup-")
     assert apply("profile.yaml", "prod.yaml", "--check").code == 0
     back = apply("--rollback", "prod.yaml", "--json").json
     assert back == {"file": "prod.yaml", "status": "restored"}

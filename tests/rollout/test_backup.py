@@ -57,20 +57,3 @@ def test_a_full_disk_leaves_the_file_and_the_next_write_works(path: Path) -> Non
     apply(path, b"again")
     assert backup.roll_back(path, force=False) == "restored"
     assert [each.name for each in path.parent.iterdir()] == ["serve.yaml"]
-
-
-def test_a_stranger_under_the_name_of_the_copy_is_left_alone(path: Path) -> None:
-    stranger = path.with_name("serve.yaml.tuner-backup")
-    stranger.write_bytes(b"precious")
-    with pytest.raises(TargetError, match="is in the way of the backup"):
-        apply(path, b"new")
-    assert (stranger.read_bytes(), path.read_bytes()) == (b"precious", b"original")
-
-
-@pytest.mark.parametrize("record", ["", "[]", '{"before": null}'])
-def test_a_record_that_is_not_ours_is_refused(path: Path, record: str) -> None:
-    path.with_name("serve.yaml.tuner-backup.json").write_text(record)
-    for attempt in (lambda: apply(path, b"new"), lambda: backup.roll_back(path, force=True)):
-        with pytest.raises(TargetError, match="is not tuner's record of a backup"):
-            attempt()
-    assert path.read_bytes() == b"original"

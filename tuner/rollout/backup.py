@@ -1,14 +1,13 @@
-"""Writes that can be taken back: each keeps what was there, and ``roll_back`` undoes the last one.
+"""Writes that can be taken back: ``roll_back`` undoes the last one, byte for byte.
 
-Beside FILE stand ``FILE.tuner-backup``, what it was before the last write, and
-``FILE.tuner-backup.json``, the record of that write.
+What a file was before the last write stands beside it, as ``FILE.tuner-backup-DIGEST``. The digest
+is of what was written, so that it tells whether the file was edited since. The backup of a file
+that was not there is empty.
 """
 
 import hashlib
 from pathlib import Path
 from typing import Literal
-
-import msgspec
 
 from tuner.errors import TargetError
 from tuner.system import files
@@ -16,85 +15,62 @@ from tuner.system import files
 RolledBack = Literal["restored", "removed", "unchanged"]
 
 
-class _Write(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The last write, as digests of contents; ``before`` is None where there was no file."""
-
-    before: str | None
-    after: str | None
-
-
 def write(path: Path, new: bytes, *, was: bytes | None) -> Path | None:
-    """Write ``new`` over ``was`` (None: no file) and return the copy of ``was``, if there was one.
+    """Write ``new`` over ``was`` (None: no file) and return the backup of ``was``, if there was
+    one.
 
-    Record and copy are on the disk before the file changes. So a crash at any moment leaves the
-    file whole and, once it has changed, something to go back to. Raises TargetError, and then the
-    file has not changed.
+    It is on the disk before the file changes. So a crash at any moment leaves the file whole and,
+    once it has changed, something to go back to. Raises TargetError, and then the file has not
+    changed.
     """
     files.check_writable(path)
-    if files.content(path) != was:  # another apply's write, too: its record is not ours
+    if files.content(path) != was:
         raise files.changed_meanwhile(path)
-    copy, record = _beside(path)
-    if _load(record) is None and files.content(copy) not in {None, was}:
-        raise TargetError(
-            f"{copy}: is in the way of the backup", hint="Move it away, then run this again."
-        )
-    files.write_atomically(record, msgspec.json.encode(_Write(_digest(was), _digest(new))) + b"\n")
-    if was is not None:
-        files.write_atomically(copy, was, like=path)
+    copy, older = _backup(path, new), _backups(path)
+    files.write_atomically(copy, was or b"", like=path if was else None)
     files.write_atomically(path, new, was=was)
-    return None if was is None else copy
+    for each in older:
+        if each != copy:
+            files.remove(each)
+    return copy if was else None
 
 
 def roll_back(path: Path, *, force: bool) -> RolledBack:
     """Undo the last write; ``unchanged`` if the file already is what it was before.
 
-    Raises TargetError when there is none, when the file was edited since (unless ``force``), and
-    when the copy is not what the record says.
+    Raises TargetError when there is no backup, and when the file was edited since, unless
+    ``force``.
     """
-    present, (copy, record) = files.content(path), _beside(path)
-    last = _load(record)
-    if last is None:
+    present, backups = files.content(path), _backups(path)
+    if not backups:
         cure = "Only what tuner apply wrote can go back."
         raise TargetError(f"{path}: tuner has no backup of it", hint=cure)
-    is_edited = present is not None and _digest(present) != last.after
-    outcome: RolledBack = "restored" if last.before else "removed"
-    if _digest(present) == last.before:
+    own = _backup(path, present or b"")
+    copy = own if own in backups else backups[-1]
+    before = files.content(copy)
+    outcome: RolledBack = "restored" if before else "removed"
+    if before == (present or b""):
         outcome = "unchanged"
-    elif is_edited and not force:
+    elif copy != own and present is not None and not force:
         cure = "Pass --force to lose the edit, or take the change back by hand."
         raise TargetError(f"{path}: was edited after tuner wrote it", hint=cure)
-    elif last.before is None:
-        files.remove(path)
+    elif before:
+        files.write_atomically(path, before, was=present, like=copy)
     else:
-        original = files.content(copy)
-        if original is None or _digest(original) != last.before:
-            raise TargetError(
-                f"{copy}: is missing or not the copy that tuner made",
-                hint="Restore the file from your own backup or version control.",
-            )
-        files.write_atomically(path, original, was=present, like=copy)
-    files.remove(copy)  # first: a copy on no record is in the way
-    files.remove(record)
+        files.remove(path)
+    for each in backups:
+        files.remove(each)
     return outcome
 
 
-def _beside(path: Path) -> tuple[Path, Path]:
-    """Return where the copy and the record of a file are."""
+def _backup(path: Path, written: bytes) -> Path:
     real = files.resolve(path) if path.is_symlink() else path
-    copy = real.with_name(f"{real.name}.tuner-backup")
-    return copy, copy.with_name(f"{copy.name}.json")
+    digest = hashlib.sha256(written).hexdigest()[:12]
+    return real.with_name(f"{real.name}.tuner-backup-{digest}")
 
 
-def _load(record: Path) -> _Write | None:
-    text = files.content(record)
-    try:
-        return None if text is None else msgspec.json.decode(text, type=_Write)
-    except msgspec.DecodeError:
-        raise TargetError(
-            f"{record}: is not tuner's record of a backup",
-            hint="Move it away; the copy beside it can be restored by hand.",
-        ) from None
-
-
-def _digest(content: bytes | None) -> str | None:
-    return None if content is None else f"sha256:{hashlib.sha256(content).hexdigest()}"
+def _backups(path: Path) -> list[Path]:
+    first = _backup(path, b"")
+    start = first.name.rpartition("-")[0] + "-"
+    backups = [each for each in first.parent.iterdir() if each.name.startswith(start)]
+    return sorted(backups, key=lambda each: each.stat().st_mtime_ns)

@@ -46,8 +46,3 @@ def overruled(path: Path, kind: str, server: str) -> Iterator[str]:
         if name != path.name and (again := re.search(sets, text, re.MULTILINE)):
             line = text.count("\n", 0, again.end()) + 1
             yield f"{name}:{line} sets the server's arguments again and decides after {path.name}"
-    unit = read(path.name) or "" if kind == "systemd" else ""
-    if re.search(r"^ExecStart=[^\n]*(?:\\\n[^\n]*)*\$", unit, re.MULTILINE):
-        for each in re.finditer(r"^EnvironmentFile=-?(.*)", unit, re.MULTILINE):
-            line = unit.count("\n", 0, each.start()) + 1
-            yield f"{path.name}:{line} {each[1]} may set a variable of the command again"
