@@ -34,7 +34,7 @@ from tuner.profile.summary import milliseconds, minutes, percent, promised
 from tuner.replay.replay import CutRule, replay
 from tuner.trace.encode import lines_of
 from tuner.trace.trace import load
-from tuner.traffic.prompts import prompt_token_ids
+from tuner.traffic.clients import prompt_token_ids
 from tuner.traffic.slo import Slo
 from tuner.traffic.window import Window
 from tuner.twin.simulation import EngineShape, Traffic, simulate

@@ -38,7 +38,7 @@ from tuner.engines.server.start import words
 from tuner.profile import profile
 from tuner.trace.record import TraceHeader
 from tuner.trace.trace import Trace, TraceRequest, write
-from tuner.traffic.scaling import scale_load
+from tuner.traffic.load import scale_load
 from tuner.traffic.slo import Slo
 
 LENGTH_S = 60.0

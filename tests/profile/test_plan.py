@@ -12,7 +12,7 @@ from tuner.profile.evidence import StoredTwin
 from tuner.profile.plan import Fleet
 from tuner.profile.profile import SloSection
 from tuner.traffic.constants import START_SD
-from tuner.traffic.routing import least_in_flight
+from tuner.traffic.load import least_in_flight
 from tuner.twin.front_end import FrontEnd
 from tuner.twin.samples import Machine
 from tuner.twin.simulation import EngineShape, Traffic

@@ -107,12 +107,12 @@ def test_no_bytes_bring_anything_but_a_profile_error(content: bytes) -> None:
          "engine.max_num_active_seqs: is no number that fits decision.max_num_seqs 16"),
         ("kv_cache_dtype: auto", "max_model_len: -1",
          "engine.max_model_len: is no number that fits decision.max_num_seqs 16"),
-        ("model: m", "model: ''", "engine.model: must name a model"),
+        ("model: m", "model: ''", "engine.model: must be a name, and no flag"),
         ("created: '2025-06-01T12:00:00Z'", "created: yesterday",
          ("provenance.created: Expected `str` matching regex "
          "'^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]{8,15}(Z|[+]00:00)$'")),
         ("kv_cache_dtype", "KV-cache",
-         "engine.KV-cache: is not spelled like a vLLM engine argument"),
+         "profile: Expected `str` matching regex '^[a-z][a-z0-9_]*$' - at `key` in `$.engine`"),
         ("attainment: 0.995", "attainment: 1.5", "curve.0.attainment: Expected `float` <= 1.0"),
         ("attainment: 0.995", "attainment: .nan", "curve.0.attainment: Expected `float` >= 0.0"),
         ("goodput_rps: 4.0", "goodput_rps: .inf",
@@ -195,7 +195,7 @@ def edited(change: Callable[[dict[str, Any]], object]) -> str:
 def test_no_name_of_a_profile_is_a_flag(name: str) -> None:
     evil = {name: "--tool-parser-plugin=evil.py"}
     problem = refused(edited(lambda content: content["engine"].update(evil)))
-    assert str(problem).endswith(f"engine.{name}: begins with a hyphen, as flags do")
+    assert str(problem).endswith(f"engine.{name}: must be a name, and no flag")
 
 
 @pytest.mark.attack

@@ -17,8 +17,8 @@ from tuner.errors import EngineError
 from tuner.replay.records import Replay
 from tuner.replay.replay import CutRule, replay, sending_priority
 from tuner.trace.trace import TraceRequest
+from tuner.traffic.clients import Turn
 from tuner.traffic.schedule import Tick, holding
-from tuner.traffic.sessions import Turn
 from tuner.traffic.slo import Slo
 from tuner.traffic.window import Window
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tuner.traffic.description import Levels, count_levels
+from tuner.traffic.description import concurrency
 
 INTERVALS = st.lists(
     st.tuples(st.integers(0, 30), st.integers(0, 12), st.integers(1, 3)), min_size=1, max_size=25
@@ -29,23 +29,15 @@ def test_what_holds_is_what_is_counted_at_every_moment(
     ]
 
     begins_s, ends_s, n = arrays(intervals)
-    series = count_levels(begins_s.repeat(n), ends_s.repeat(n), start_s=5.0, end_s=40.0)
-    assert isinstance(series, Levels)
-    assert np.repeat(series.level, series.duration_s.astype(int)).tolist() == counted
-    assert series.distribution().p50 == sorted(counted)[17]
-    share, longest_s = series.above(1)
-    assert share == pytest.approx(np.mean(np.array(counted) > 1))
-    assert longest_s == longest(counted, 1)
-
-
-def longest(counted: list[int], above: int) -> int:
-    runs = "".join("x" if level > above else " " for level in counted).split()
-    return max(map(len, runs), default=0)
+    seen = concurrency(begins_s.repeat(n), ends_s.repeat(n), start_s=5.0, end_s=40.0)
+    assert seen is not None
+    assert seen.mean == pytest.approx(np.mean(counted))
+    assert [seen.p50, seen.p90, seen.max] == [sorted(counted)[at] for at in (17, 31, 34)]
 
 
 @pytest.mark.parametrize("end_s", [1.0, np.nextafter(1.0, 2.0)])
 def test_what_begins_at_the_end_holds_for_no_time(end_s: float) -> None:
     begins_s, ends_s = np.array([0.0, end_s]), np.array([9.0, 9.0])
-    result = count_levels(begins_s, ends_s, start_s=0.0, end_s=end_s)
+    result = concurrency(begins_s, ends_s, start_s=0.0, end_s=end_s)
     assert result is not None
-    assert result.level.tolist() == [1]
+    assert (result.mean, result.max) == (1.0, 1)

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.traces import request
-from tuner.traffic.prompts import SPECIAL_IDS, prompt_token_ids
+from tuner.traffic.clients import SPECIAL_IDS, prompt_token_ids
 
 BLOCK = 16
 VOCABULARY = 32_000

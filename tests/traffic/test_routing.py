@@ -8,8 +8,7 @@ from tests.support.traces import request
 from tuner.trace.columns import columns_of
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.constants import JITTER_S
-from tuner.traffic.routing import Router, route
-from tuner.traffic.scaling import scale_load
+from tuner.traffic.load import Router, route, scale_load
 
 REQUESTS = [request(i, i / 10, e2e_s=1.0, session_id=f"s{i % 7}") for i in range(200)]
 

@@ -2,7 +2,7 @@
 
 from tests.support.builders import request
 from tuner.trace.trace import Trace, TraceHeader
-from tuner.traffic.sessions import Turn, places_of, turns_of
+from tuner.traffic.clients import Turn, places_of, turns_of
 
 
 def test_a_turn_waits_for_the_one_before_it_in_its_session() -> None:

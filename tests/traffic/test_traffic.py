@@ -81,9 +81,7 @@ def test_where_ends_are_unknown_there_is_a_band_and_no_number() -> None:
     requests = [request(i, i / 10, output_length=100) for i in range(1000)]
     result = describe(columns(*requests))
     assert result.recorded is None
-    assert {speed: round(each.mean) for speed, each in result.band.items()} == {
-        0.010: 10, 0.020: 20, 0.040: 40, 0.080: 80,
-    }  # fmt: skip
+    assert result.band == [pytest.approx(10, rel=0.01), pytest.approx(80, rel=0.01)]
 
 
 # -- warnings
@@ -122,7 +120,6 @@ def test_a_healthy_trace_has_no_warnings() -> None:
         (healthy(gap_s=0.0005), "if the stamps are in s, import with --time-unit s"),
         ([request(i, 1.7e6 + i) for i in range(200)], "seconds since 1970"),
         ([request(i, float(i)) for i in range(200)], "grid of 1,000 ms"),
-        ([request(i, float(i)) for i in range(200)], "uniform lengths"),
         ([*healthy(), request(999, 1.0, status="error")], "1 request was failed or rejected"),
         ([request(i, i * 0.7) for i in range(200)], "ends are not recorded"),
         ([request(i, i * 0.7) for i in range(200)], "no hash_ids"),

@@ -43,7 +43,7 @@ from tuner.runs.settings import SweepSettings, settings_in
 from tuner.runs.sweep.sweep import sweep
 from tuner.trace.record import SCHEDULE
 from tuner.trace.trace import Trace, TraceRequest, load, write
-from tuner.traffic.sessions import turns_of
+from tuner.traffic.clients import turns_of
 from tuner.traffic.slo import Slo, parse_slo
 from tuner.traffic.window import choose_part, parse_duration_s, parse_window
 from tuner.views.live import Progress

@@ -175,7 +175,7 @@ def _next(options: VerifyOptions, profile: ServingProfile, verified: Verified) -
     anew = SweepOptions(
         trace=options.trace,
         model=profile.model,
-        slo=None if slo.derived else slo.typed(),
+        slo=None if slo.derived else str(slo),
         output=options.profile,
         overrides=options.overrides,
         replicas=options.replicas or profile.provenance.replicas,

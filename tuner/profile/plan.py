@@ -19,8 +19,8 @@ from tuner.profile.evidence import StoredTwin
 from tuner.profile.profile import CurveStep, Predicted, ServingProfile
 from tuner.profile.summary import promised
 from tuner.traffic.constants import DRAWS, EQUAL_ATTAINMENT
+from tuner.traffic.load import least_in_flight
 from tuner.traffic.requirements import Requirement
-from tuner.traffic.routing import least_in_flight
 from tuner.twin.decide import Choice, decide, rule
 from tuner.twin.samples import Draw, Samples, ask, draws_of, loads_of, scaled
 from tuner.twin.simulation import Traffic

@@ -303,7 +303,7 @@ class Provenance(Section):
 
 class ServingProfile(Section):
     schema_version: Literal[1]
-    engine: dict[str, Any]
+    engine: dict[Annotated[str, Meta(pattern="^[a-z][a-z0-9_]*$")], Any]
     """vLLM's argument names → values, all meant for production."""
 
     decision: Decision
@@ -346,22 +346,17 @@ class SealedProfile(ServingProfile, kw_only=True):
 def _contradictions(profile: ServingProfile) -> Iterator[tuple[str, str]]:
     """Yield the key of a value that does not fit the others, and what is wrong with it."""
     engine, cap = profile.engine, profile.decision.max_num_seqs
-    for name in engine:
-        if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
-            yield f"engine.{name}", "is not spelled like a vLLM engine argument"
-    if not isinstance(engine.get("model"), str) or not engine["model"]:
-        yield "engine.model", "must name a model"
-    for name in ("model", "tokenizer"):
-        if str(engine.get(name)).startswith("-"):
-            yield f"engine.{name}", "begins with a hyphen, as flags do"
+    for name, absent in {"model": "", "tokenizer": "the model's"}.items():
+        if not re.match("[^-]", str(engine.get(name) or absent)):
+            yield f"engine.{name}", "must be a name, and no flag"
     bounds = {
-        "max_num_seqs": (None, cap, cap),
+        "max_num_seqs": (0, cap, cap),
         "max_num_active_seqs": (cap, cap, cap),
-        "max_num_batched_tokens": (None, cap, MOST_TOKENS),
+        "max_num_batched_tokens": (0, cap, MOST_TOKENS),
         "max_model_len": (1, 1, MOST_TOKENS),
     }
-    for name, (absent, least, most) in bounds.items():
-        value = engine.get(name, absent)
+    for name, (default, least, most) in bounds.items():
+        value = engine.get(name, default)
         if type(value) is not int or not least <= value <= most:
             yield f"engine.{name}", f"is no number that fits decision.max_num_seqs {cap}"
     for fault in drawing.faults(profile.provenance.sampling or {}):
@@ -378,8 +373,10 @@ _HEAD = "Serving profile. Do not edit: its digest covers every value, comments e
 def seal(profile: ServingProfile, evidence: bytes = b"") -> ServingProfile:
     """Return a profile under its own digest, with the content of the file beside it. Raises
     ProfileError if its sections contradict each other."""
-    data = _rounded(content_of(profile))
-    data["evidence"] = _sha256(evidence) if evidence else None
+    content = content_of(profile)
+    # no measurement earns more than six digits, and fewer read better
+    data = json.loads(json.dumps(content), parse_float=lambda text: float(f"{float(text):.6g}"))
+    data |= {"engine": content["engine"], "evidence": _sha256(evidence) if evidence else None}
     data["digest"] = digest_of(data)
     sealed = _checked(data, source="serving profile")
     if not evidence:
@@ -394,15 +391,6 @@ def digest_of(content: Mapping[str, object]) -> str:
 
 def _sha256(content: bytes) -> str:
     return "sha256:" + hashlib.sha256(content).hexdigest()
-
-
-def _rounded(value: Any) -> Any:  # noqa: ANN401 - JSON
-    """Return JSON content with six digits: no measurement earns more, and fewer read better."""
-    if isinstance(value, dict):
-        return {key: each if key == "engine" else _rounded(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_rounded(each) for each in value]
-    return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
 def content_of(profile: Struct) -> dict[str, Any]:
@@ -426,15 +414,12 @@ def _page(content: Mapping[str, object], indent: str = "") -> Iterator[str]:
     """Yield the lines of a page that a person reviews: a line for each value of a section, for each
     row of a list, and for each of the sections that programs read."""
     for key, value in content.items():
-        first = value[0] if isinstance(value, list) and value else value
         if isinstance(value, dict) and value and not indent and key not in _IN_A_LINE:
             yield f"{key}:"
             yield from _page(value, "  ")
-        elif isinstance(value, list) and isinstance(first, dict):
+        elif isinstance(value, list) and value and isinstance(value[0], dict):
             yield f"{indent}{key}:"
             yield from (f"{indent}- {yaml_strict.dump(row, is_flow=True)}" for row in value)
-        elif isinstance(first, str):
-            yield from (f"{indent}{line}" for line in yaml_strict.dump({key: value}).splitlines())
         else:
             yield f"{indent}{key}: {yaml_strict.dump(value, is_flow=True)}"
 

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from tuner.engines.vllm import supported
 from tuner.profile.profile import (
+    Baseline,
     CapNumbers,
     CheckSection,
     Predicted,
@@ -53,15 +54,10 @@ def milliseconds(value_ms: float) -> str:
 def minutes(seconds: float) -> str:
     """Return how long something took.
 
-    >>> minutes(42.0), minutes(252.0), minutes(7260.0), minutes(900.0)
-    ('42 s', '4 min 12 s', '2 h 1 min', '15 min')
+    >>> minutes(42.0), minutes(252.0), minutes(7260.0)
+    ('42 s', '4.2 min', '121 min')
     """
-    minute, second = divmod(round(seconds), 60)
-    if not minute:
-        return f"{second} s"
-    if minute < 60:
-        return f"{minute} min {second} s".removesuffix(" 0 s")
-    return f"{minute // 60} h {minute % 60} min".removesuffix(" 0 min")
+    return f"{seconds:.0f} s" if seconds < 100 else f"{round(seconds / 60, 1):,g} min"
 
 
 def engine_time(spent_s: float, *, simulated: bool) -> str:
@@ -104,17 +100,16 @@ class VerdictBlock(NamedTuple):
 def block_of(profile: ServingProfile) -> VerdictBlock:
     """Return the verdict block of a profile."""
     decision, given = profile.decision, promised(profile)
-    aside = [decision.verdict.replace("_", " ")]
-    if decision.confidence and decision.verdict not in {"overloaded", "not_reached"}:
-        aside.append(f"confidence {decision.confidence:.2f}")
-    aside += ["simulated"] * is_simulated(profile)
-    aside += ["measured on a busy machine"] * (decision.busy is not None)
+    aside = decision.verdict.replace("_", " ")
+    if decision.verdict not in {"overloaded", "not_reached"}:
+        aside += f", confidence {decision.confidence:.2f}"
+    aside += ", simulated" * is_simulated(profile)
     rows = [
         ("load", "; ".join(_load(profile, given))),
         ("why", decision.reason),
         ("checked", "; ".join(_checked(profile, given))),
     ]
-    return VerdictBlock(_answer(profile, given), ", ".join(aside), rows)
+    return VerdictBlock(_answer(profile, given), aside, rows)
 
 
 def facts_of(profile: ServingProfile) -> list[str]:
@@ -124,7 +119,7 @@ def facts_of(profile: ServingProfile) -> list[str]:
     device = origin.device.get("name") or "a machine without a name"
     rows = {
         "model": f"{profile.model} on {device}{f', vLLM {vllm}' if vllm else ''}",
-        "SLO": str(profile.decision.slo.slo),
+        "SLO": f"{profile.decision.slo.slo}{' (derived)' * profile.decision.slo.derived}",
         "traffic": f"{validity.arrival_rate_rps:.2f} req/s, {validity.window}",
         "made": f"{origin.created[:10]} by tuner {origin.tuner}, {profile.digest[:19]}",
     }
@@ -141,9 +136,10 @@ def promised(profile: ServingProfile) -> CapNumbers:
     Where the windows decided, the confirming replay's; where nothing confirmed, the ladder's.
     """
     promise, cap = profile.promise, profile.decision.max_num_seqs
-    twins: list[CapNumbers] = [each for each in promise.predicted if each.load == 1.0]
-    steps = [step for step in profile.curve if step.max_num_seqs == cap]
-    return [*twins, *(steps if promise.source != "confirming run" else []), promise][0]
+    numbers: list[CapNumbers] = [each for each in promise.predicted if each.load == 1.0]
+    if promise.source != "confirming run":
+        numbers += [step for step in profile.curve if step.max_num_seqs == cap]
+    return [*numbers, promise][0]
 
 
 def required(section: RequirementSection) -> str:
@@ -170,35 +166,34 @@ def _answer(profile: ServingProfile, given: CapNumbers) -> str:
     cap = f"max_num_seqs {decision.max_num_seqs}"
     is_kept = now is not None and now.max_num_seqs == decision.max_num_seqs
     cap += "" if now is None or is_kept else f" (now {now.max_num_seqs})"
+    share = f"{percent(given.attainment)} of requests meet the SLO"
     if decision.broken:
         return f"{cap} breaks {decision.broken[0].text}"
-    share = f"{percent(given.attainment)} of requests meet the SLO"
     if decision.verdict == "inconclusive":
         return f"No sure answer yet: {cap} is the best so far, {share}"
     if given.attainment < LOW:
         return f"Only {share}, with {cap}"
     verb = "Use at least" if decision.verdict == "not_reached" else "Keep" if is_kept else "Use"
-    return f"{verb} {cap}: {share}{'' if is_kept else ', '.join(_gain(profile, given))}"
-
-
-def _gain(profile: ServingProfile, given: CapNumbers) -> Iterator[str]:
-    """Yield what the choice gives instead of what is given now."""
-    now, origin = profile.baseline, profile.provenance
     # a replay behind a server has no other cap beside it
-    is_alone = given is profile.promise and origin.confirm == "server"
-    if now is None or now.numbers is None or is_alone:
+    is_alone = given is profile.promise and profile.provenance.confirm == "server"
+    gain = "" if now is None or is_kept or is_alone else ", ".join(_gain(given, now))
+    return f"{verb} {cap}: {share}{gain}"
+
+
+def _gain(given: CapNumbers, now: Baseline) -> Iterator[str]:
+    """Yield what the choice gives instead of what is given now."""
+    if (before := now.numbers) is None:
         return
-    before = now.numbers
     other = f" with {now.numbers_at}" * (now.numbers_at != now.max_num_seqs)
     is_apart = abs(given.attainment - before.attainment) > SAME / 2
     yield f" instead of {percent(before.attainment)}{other}" * is_apart
-    if given.tpot_ms and before.tpot_ms and given.tpot_ms.p95 < before.tpot_ms.p95 * (1 - SAME):
-        tpot, was = milliseconds(given.tpot_ms.p95), milliseconds(before.tpot_ms.p95)
-        yield f"p95 TPOT {tpot} instead of {was}"
+    tpot_ms, was_ms = (each.tpot_ms.p95 if each.tpot_ms else 0.0 for each in (given, before))
+    if 0 < tpot_ms < was_ms * (1 - SAME):
+        yield f"p95 TPOT {milliseconds(tpot_ms)} instead of {milliseconds(was_ms)}"
     if before.output_tokens_per_s > 0:
         rate = given.output_tokens_per_s / before.output_tokens_per_s - 1
-        more = f"at {abs(rate):.0%} {'more' if rate > 0 else 'less'} throughput"
-        yield "at the same throughput" if abs(rate) <= SAME else more
+        more = f"{abs(rate):.0%} {'more' if rate > 0 else 'less'}"
+        yield f"at {'the same' if abs(rate) <= SAME else more} throughput"
 
 
 def _load(profile: ServingProfile, given: CapNumbers) -> Iterator[str]:
@@ -223,10 +218,10 @@ def _checked(profile: ServingProfile, given: CapNumbers) -> Iterator[str]:
     if isinstance(promise.checked, str):
         yield promise.checked
     elif promise.source == "confirming run":
-        what = confirmed(profile) or "replayed"
-        yield f"{what} on a fresh {'server' if origin.confirm == 'server' else 'engine'}"
+        what = "server" if origin.confirm == "server" else "engine"
+        yield f"{confirmed(profile) or 'replayed'} on a fresh {what}"
         if isinstance(given, Predicted):
             ends = dict.fromkeys(map(percent, given.intervals["attainment"]))
             yield f"{' to '.join(ends)} meet the SLO in 95% of cases"
-    spent_s = origin.engine_seconds.starts + origin.engine_seconds.replay
-    yield engine_time(spent_s, simulated=is_simulated(profile))
+    spent = origin.engine_seconds
+    yield engine_time(spent.starts + spent.replay, simulated=is_simulated(profile))

@@ -156,4 +156,4 @@ class Replay:
 
     def is_cut_under_another(self, slo: Slo) -> bool:
         """Whether it was cut because of another SLO, so that its bound says nothing of this one."""
-        return self.cut is not None and self.slo is not None and not self.slo.is_like(slo)
+        return self.cut is not None and self.slo is not None and str(self.slo) != str(slo)

@@ -20,7 +20,7 @@ from tuner.engines.seam import Engine, EngineRequest, Reply, RequestFailedError
 from tuner.engines.sim.virtual_time import VirtualTimeLoop
 from tuner.replay.records import REQUEST, Replay, Requests, broken, met
 from tuner.trace.trace import TraceRequest
-from tuner.traffic.sessions import Turn, places_of
+from tuner.traffic.clients import Turn, places_of
 from tuner.traffic.slo import Slo
 from tuner.traffic.window import Window
 

@@ -35,8 +35,7 @@ from tuner.runs.journal import (
 )
 from tuner.system import interruption
 from tuner.trace.trace import TraceRequest
-from tuner.traffic.prompts import prompt_token_ids
-from tuner.traffic.sessions import turns_of
+from tuner.traffic.clients import prompt_token_ids, turns_of
 from tuner.traffic.slo import Slo, Unloaded
 from tuner.traffic.workload import Workload, choose_windows, keep_what_fits, workload_of
 

@@ -6,8 +6,7 @@ share q of the time.
 """
 
 from collections.abc import Iterator
-from dataclasses import astuple, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,11 +15,11 @@ from tuner.trace.columns import Columns, Floats
 from tuner.trace.record import TraceHeader
 
 SHARES = (0.50, 0.90, 0.95, 0.99)
-BAND_S_PER_TOKEN = (0.010, 0.020, 0.040, 0.080)
+BAND_S_PER_TOKEN = (0.010, 0.080)
 """Times per output token of a fast and of a slow server, for traces whose ends are unknown."""
 
-MOST_PREVIEWED, MOST_COUNTED = 2**20, 2**26
-"""Sequences that are counted for a preview, and at most."""
+MOST_COUNTED = 2**26
+"""Sequences of a trace whose concurrency is counted."""
 
 BLOCK = 2**20
 """Moments that are counted at once: all of ten million requests take too much memory."""
@@ -67,9 +66,6 @@ FEW_REQUESTS, SHORT_S = 100, 30.0
 """Of fewer requests one alone is more than the attainment that the choice calls equal
 (``EQUAL_ATTAINMENT``). Higher limits would warn of traces that do carry a tuning."""
 
-UNIFORM_SPREAD = 0.02
-"""Standard deviation of lengths as a share of their mean: so little is made up, and no traffic."""
-
 RECORDER = "record them with vllm serve --middleware tuner.capture.TraceRecorder"
 BLOCK_SIZE = 16
 """vLLM's default block_size."""
@@ -90,34 +86,10 @@ class Distribution:
     max: int
 
 
-@dataclass(frozen=True, slots=True)
-class Levels:
-    """The requests in flight, one entry for each stretch of time, in order."""
-
-    level: NDArray[np.int32]
-    duration_s: Floats
-
-    def distribution(self) -> Distribution:
-        held_s = np.bincount(self.level, weights=self.duration_s)
-        reached = np.cumsum(held_s) / held_s.sum()
-        p50, p90, p95, p99 = np.searchsorted(reached, np.array(SHARES) * (1 - 1e-12)).tolist()
-        mean = float(np.arange(len(held_s)) @ held_s / held_s.sum())
-        return Distribution(mean, p50, p90, p95, p99, len(held_s) - 1)
-
-    def above(self, level: int) -> tuple[float, float]:
-        """Return the share of the time with more than ``level`` in flight, and the longest such
-        time without a break."""
-        above = self.level > level
-        begins = np.flatnonzero(np.diff(above, prepend=not above[0]))
-        runs_s = np.add.reduceat(self.duration_s, begins)
-        longest_s = float(np.max(runs_s, where=above[begins], initial=0.0))
-        return float(self.duration_s[above].sum() / self.duration_s.sum()), longest_s
-
-
-def count_levels(
+def concurrency(
     begins_s: Floats, ends_s: Floats, *, start_s: float, end_s: float
-) -> Levels | None:
-    """Return how many of the intervals hold at each time in [start_s, end_s); None for no time.
+) -> Distribution | None:
+    """Return how many of the intervals hold in [start_s, end_s), over time; None for no time.
 
     At one time ends come before begins, so that nothing is in flight for no time.
     """
@@ -133,57 +105,37 @@ def count_levels(
         rows = slice(first, first + BLOCK)
         begun = np.searchsorted(begins_s, at_s[rows], side="right")
         level[rows] = begun - np.searchsorted(ends_s, at_s[rows], side="right")
-    return Levels(level, np.diff(at_s, append=end_s))
+    held_s = np.bincount(level, weights=np.diff(at_s, append=end_s))
+    reached = np.cumsum(held_s) / held_s.sum()
+    p50, p90, p95, p99 = np.searchsorted(reached, np.array(SHARES) * (1 - 1e-12)).tolist()
+    mean = float(np.arange(len(held_s)) @ held_s / held_s.sum())
+    return Distribution(mean, p50, p90, p95, p99, len(held_s) - 1)
 
 
-def recorded_levels(columns: Columns, *, running: bool = False) -> Levels | None:
-    """Return the levels by recorded ends; of those ``running``: from first scheduled on, which is
-    what max_num_seqs bounds.
+def recorded(columns: Columns, *, running: bool = False) -> Distribution | None:
+    """Return the requests in flight by recorded ends; of those ``running``: from first scheduled
+    on, which is what max_num_seqs bounds.
 
-    None where too few times are recorded. Preempted requests count as served.
+    It is counted while the trace neither fills up nor drains: from the first arrival + the p99
+    duration to the last arrival; in all of a trace that is shorter than its requests. None where
+    too few times are recorded. Preempted requests count as served.
     """
     known = columns.served & ~np.isnan(columns.e2e_s)
     if running:
         known &= ~np.isnan(columns.queue_s)
-    fewest = max(1, KNOWN_ENDS * np.count_nonzero(columns.served))
-    if np.count_nonzero(known) < fewest or columns.n[known].sum(dtype=np.int64) > MOST_COUNTED:
+    n, fewest = columns.n[known], max(1, KNOWN_ENDS * np.count_nonzero(columns.served))
+    if len(n) < fewest or n.sum(dtype=np.int64) > MOST_COUNTED:
         return None
-    return _levels(columns, known, columns.e2e_s[known], columns.queue_s[known] if running else 0.0)
-
-
-def modeled_band(columns: Columns) -> dict[float, Distribution]:
-    """Return what would be in flight at each speed of the band.
-
-    No server keeps one speed at any load: this is for a preview, never a target. So of a long trace
-    every few requests stand for those between.
-    """
-    every = -(-int(columns.n.sum(dtype=np.int64)) // MOST_PREVIEWED)
-    rows, band = np.flatnonzero(columns.served)[::every], {}
-    for speed in BAND_S_PER_TOKEN if len(rows) else ():
-        levels = _levels(columns, rows, columns.output_length[rows] * speed)
-        if levels is not None:
-            seen = astuple(levels.distribution())
-            band[speed] = Distribution(*(each * every for each in seen))
-    return band
-
-
-def _levels(
-    columns: Columns,
-    rows: NDArray[Any],
-    lasted_s: NDArray[Any],
-    waited_s: NDArray[Any] | float = 0.0,
-) -> Levels | None:
-    """Return the levels of some requests in the time in which the trace neither fills up nor
-    drains: from the first arrival + the p99 duration to the last arrival; in all of a trace that is
-    shorter than its requests."""
     first_s, last_s = columns.arrival_s[[0, -1]].tolist()
+    lasted_s = columns.e2e_s[known]
     p99_s = float(np.quantile(lasted_s, 0.99))
-    arrival_s, n = columns.arrival_s[rows], columns.n[rows]
-    begins_s, ends_s = arrival_s + np.minimum(waited_s, lasted_s), arrival_s + lasted_s
+    begins_s, ends_s = columns.arrival_s[known], columns.arrival_s[known] + lasted_s
+    if running:
+        begins_s = np.minimum(begins_s + columns.queue_s[known], ends_s)
     if (n != 1).any():
         begins_s, ends_s = begins_s.repeat(n), ends_s.repeat(n)
     start_s = first_s + p99_s * (p99_s < (last_s - first_s) / 2)
-    return count_levels(begins_s, ends_s, start_s=start_s, end_s=last_s)
+    return concurrency(begins_s, ends_s, start_s=start_s, end_s=last_s)
 
 
 # All the numbers
@@ -220,17 +172,15 @@ class TrafficSummary:
     recorded: Distribution | None
     """In flight, by the recorded ends; None where they are unknown."""
 
-    levels: Levels | None
-    """What ``recorded`` sums up."""
-
     running: Distribution | None
     """Of these the ones that were being served; None where their waits are unknown."""
 
     littles_mean: float | None
     """Arrival rate times mean recorded duration: what the mean concurrency should be."""
 
-    band: dict[float, Distribution]
-    """Where the ends are unknown: seconds per output token → concurrency at that speed."""
+    band: list[float]
+    """Where the ends are unknown: the mean in flight on a fast and on a slow server, by Little's
+    law. No server keeps one speed at any load: it is a preview, and never a target."""
 
     prefix_share: float | None
     """Prompt tokens that an endless prefix cache would know ÷ all; None without hash ids."""
@@ -241,12 +191,14 @@ def describe(columns: Columns) -> TrafficSummary:
     arrival_s, reused, size = columns.arrival_s, columns.reused_tokens, len(columns)
     lasted_s = float(arrival_s[-1] - arrival_s[0])
     gaps_s = np.diff(arrival_s)
-    levels = recorded_levels(columns)
-    running = None if levels is None else recorded_levels(columns, running=True)
+    in_flight = recorded(columns)
     ends_s = [np.searchsorted(arrival_s, arrival_s + each_s) for each_s in PEAK_WINDOWS_S]
     most = [int((each - np.arange(size)).max()) for each in ends_s]
     held_s = float(np.nansum(columns.e2e_s * columns.n * columns.served))
     prompt_tokens = int(columns.input_length.sum(dtype=np.int64))
+    served_tokens = columns.of_served(columns.input_length).sum(dtype=np.int64)
+    generated = int(columns.tokens().sum() - served_tokens)
+    speeds_s = BAND_S_PER_TOKEN if generated and lasted_s and in_flight is None else ()
     return TrafficSummary(
         requests=size,
         served=int(np.count_nonzero(columns.served)),
@@ -263,11 +215,10 @@ def describe(columns: Columns) -> TrafficSummary:
         peak_arrivals=dict(zip(PEAK_WINDOWS_S, most, strict=True)),
         input_tokens=_lengths(columns.of_served(columns.input_length)),
         output_tokens=_lengths(columns.of_served(columns.output_length)),
-        recorded=None if levels is None else levels.distribution(),
-        levels=levels,
-        running=None if running is None else running.distribution(),
-        littles_mean=held_s / lasted_s if levels is not None and lasted_s else None,
-        band=modeled_band(columns) if levels is None else {},
+        recorded=in_flight,
+        running=in_flight and recorded(columns, running=True),
+        littles_mean=held_s / lasted_s if in_flight and lasted_s else None,
+        band=[generated * each_s / lasted_s for each_s in speeds_s],
         prefix_share=None if reused is None or not prompt_tokens else reused / prompt_tokens,
     )
 
@@ -339,12 +290,6 @@ def trace_warnings(columns: Columns, traffic: TrafficSummary, header: TraceHeade
             f"{served:,} served request{'s' * (served != 1)} in {traffic.duration_s:,.1f}s, too few"
             f" to carry a tuning: capture at least {FEW_REQUESTS} and {SHORT_S:.0f}s, better the "
             "busiest hour"
-        )
-    lengths = columns.of_served(columns.output_length)
-    if len(lengths) >= FEW_REQUESTS and lengths.std() <= UNIFORM_SPREAD * lengths.mean():
-        yield (
-            f"every output is about {lengths.mean():,.0f} tokens long: uniform lengths finish "
-            "together, and what they promise is not what real traffic gets; capture real ones"
         )
     if lost:
         yield (

@@ -55,7 +55,7 @@ class Requirement:
 
     def is_met_by(self, value: float) -> bool:
         """Whether a number keeps it; one that is not known (NaN) does not."""
-        return value <= self.limit if self.is_at_most else value >= self.limit
+        return self.miss(value) == 0.0
 
     @property
     def number(self) -> str:
@@ -71,9 +71,8 @@ class Requirement:
         >>> item.miss(0.75), item.miss(0.4)
         (0.5, 0.0)
         """
-        if self.is_met_by(value):
-            return 0.0
-        return math.inf if math.isnan(value) else abs(value - self.limit) / (self.limit or 1.0)
+        over = value - self.limit if self.is_at_most else self.limit - value
+        return math.inf if math.isnan(value) else max(0.0, over) / (self.limit or 1.0)
 
     def value_in(self, item: object) -> float | None:
         """Return the number of a ``Measurement``; None where it does not have it."""

@@ -6,71 +6,69 @@ has nothing of their lengths, so with the lengths of a trace it becomes one.
 """
 
 import csv
-import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import count, cycle, islice, pairwise
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, Struct, field
 
 from tuner.errors import TraceError
 from tuner.system.files import read_regular
 from tuner.trace.record import SCHEDULE, TraceHeader
 from tuner.trace.trace import Trace, TraceRequest, load
-from tuner.trace.values import number
-from tuner.traffic.routing import S_PER_OUTPUT_TOKEN, S_PER_PROMPT_TOKEN
+from tuner.traffic.load import S_PER_OUTPUT_TOKEN, S_PER_PROMPT_TOKEN
+from tuner.traffic.window import is_served
 
-MAX_CONCURRENCY = 100_000
 MAX_REQUESTS = 2_000_000
 HINT = (
     'Each tick is {"time_sec": SECONDS, "concurrency": WHOLE NUMBER}, later ones below; the last '
     "one ends the schedule."
 )
+NOTE = (
+    f"arrivals that hold the concurrency of a schedule at {S_PER_OUTPUT_TOKEN * 1000:g} ms an "
+    f"output token and {S_PER_PROMPT_TOKEN * 1000:g} ms a prompt token; a replay holds it at any "
+    "speed"
+)
 
 
-@dataclass(frozen=True, slots=True)
-class Tick:
+class Tick(Struct, frozen=True):
     """So many requests are in flight from here to the next tick; the last one ends it."""
 
-    at_s: float
-    concurrency: int
+    at_s: Annotated[float, Meta(ge=0, le=1e9)] = field(name="time_sec")
+    concurrency: Annotated[int, Meta(ge=0, le=100_000)]
 
 
 def ticks(path: Path) -> tuple[Tick, ...]:
     """Return the ticks in order. Raises TraceError for a file that is no whole schedule."""
-    schedule: list[Tick] = []
-    last_s = -1.0
-    for line, row in _rows(path):
-        at_s, level = number(row.get("time_sec")), number(row.get("concurrency"))
-        if (
-            (at_s is None or at_s <= last_s or at_s < 0)
-            or (level is None or not 0 <= level <= MAX_CONCURRENCY or level % 1)
-        ):  # fmt: skip
-            raise TraceError(f"{path}:{line}: no tick, or none after the last", hint=HINT)
-        schedule.append(Tick(float(at_s), int(level)))
-        last_s = at_s
-    if not any(tick.concurrency for tick in schedule[:-1]):
-        raise TraceError(f"{path}: no concurrency above 0 that a later tick ends", hint=HINT)
-    return tuple(schedule)
-
-
-def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the line and the cells of each row of JSON lines or CSV."""
     try:
         lines = read_regular(path).decode("utf-8-sig", errors="replace").splitlines()
     except OSError as problem:
         reason = (problem.strerror or "an error").lower()
         raise TraceError(f"{path}: cannot be read: {reason}", hint=HINT) from None
-    if lines and not lines[0].lstrip().startswith("{"):
-        yield from enumerate(csv.DictReader(lines, skipinitialspace=True), 2)
-        return
-    for place, line in enumerate(lines, 1):
+    schedule: list[Tick] = []
+    is_table = bool(lines) and not lines[0].lstrip().startswith("{")
+    rows = csv.DictReader(lines, skipinitialspace=True) if is_table else map(_object, lines)
+    for line, row in enumerate(rows, 1 + is_table):
         try:
-            row = json.loads(line) if line.strip() else None
-        except (ValueError, RecursionError):
-            row = {}
-        if row is not None:
-            yield place, row if isinstance(row, dict) else {}
+            tick = msgspec.convert(row, Tick, strict=False)
+        except msgspec.ValidationError:
+            tick = None
+        if tick is None or (schedule and tick.at_s <= schedule[-1].at_s):
+            raise TraceError(f"{path}:{line}: no tick, or none after the last", hint=HINT)
+        schedule.append(tick)
+    if not any(tick.concurrency for tick in schedule[:-1]):
+        raise TraceError(f"{path}: no concurrency above 0 that a later tick ends", hint=HINT)
+    return tuple(schedule)
+
+
+def _object(line: str) -> Any:  # noqa: ANN401 - JSON
+    try:
+        return msgspec.json.decode(line)
+    except (msgspec.DecodeError, RecursionError):
+        return None
 
 
 def scheduled(path: Path, lengths: Path) -> Trace:
@@ -82,31 +80,26 @@ def scheduled(path: Path, lengths: Path) -> Trace:
     pairs = [
         (each.input_length, each.output_length)
         for each in load(lengths).requests
-        if each.status in {"ok", "aborted"} and each.output_length > 0
+        if is_served(each) and each.output_length > 0
     ]
     if not pairs:
         raise TraceError(f"{lengths}: no request was served", hint="Take lengths from another.")
     requests = list(islice(holding(schedule, pairs), MAX_REQUESTS + 1))
-    if len(requests) > MAX_REQUESTS:
+    size, note = len(requests), f"synthetic: lengths of {lengths.name}, {NOTE}"
+    if size > MAX_REQUESTS:
         raise TraceError(
             f"{path}: more than {MAX_REQUESTS:,} requests would hold it",
             hint="Shorten it, or take the lengths of longer requests.",
         )
     requests.sort(key=lambda request: request.arrival_s)
-    requests = [replace(request, row=row) for row, request in enumerate(requests)]
-    note = (
-        f"synthetic: lengths of {lengths.name}, arrivals that hold the concurrency of a schedule "
-        f"at {S_PER_OUTPUT_TOKEN * 1000:g} ms an output token and "
-        f"{S_PER_PROMPT_TOKEN * 1000:g} ms a prompt token; a replay holds it at any speed"
-    )
     header = TraceHeader(
         source=SCHEDULE,
-        rows_read=len(requests),
-        rows_kept=len(requests),
+        rows_read=size,
+        rows_kept=size,
         missing=("aborts", "errors", "prefixes"),
         notes=(note,),
     )
-    return Trace.of(header, requests).warned(note)
+    return Trace.of(header, [replace(each, row=row) for row, each in enumerate(requests)])
 
 
 def holding(schedule: Sequence[Tick], lengths: Sequence[tuple[int, int]]) -> Iterator[TraceRequest]:

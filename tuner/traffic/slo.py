@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from tuner.errors import UsageError
@@ -39,32 +39,21 @@ class Slo:
                 broken = broken | (value_s > limit_s)
         return broken
 
-    def is_like(self, other: "Slo") -> bool:
-        """Whether these are the other's limits, but for what two machines round differently.
-
-        >>> Slo(tpot_s=0.1 + 0.2).is_like(Slo(tpot_s=0.3)), Slo(ttft_s=0.3).is_like(Slo())
-        (True, False)
-        """
-        return str(replace(self, derived=False)) == str(replace(other, derived=False))
-
     def limits_s(self) -> dict[str, float]:
         """Return the limits that are set, by name."""
         limits = {"ttft": self.ttft_s, "tpot": self.tpot_s, "e2el": self.e2el_s}
         return {name: limit_s for name, limit_s in limits.items() if limit_s is not None}
 
-    def typed(self) -> str:
-        """Return an SLO that was given as ``--slo`` takes it.
-
-        >>> Slo(ttft_s=0.5, e2el_s=10.0).typed()
-        'ttft=500ms,e2el=10000ms'
-        """
-        return ",".join(f"{name}={1e3 * limit:.9g}ms" for name, limit in self.limits_s().items())
-
     def __str__(self) -> str:
-        limits = [f"{name}<={limit_s * 1e3:,.0f}ms" for name, limit_s in self.limits_s().items()]
+        """Return the SLO as ``--slo`` takes one that was given.
+
+        >>> str(Slo(ttft_s=0.1 + 0.2, e2el_s=10.0))
+        'ttft<=300ms, e2el<=10000ms'
+        """
+        limits = [f"{name}<={limit_s * 1e3:.6g}ms" for name, limit_s in self.limits_s().items()]
         if self.ttft_s_per_input_token:
             limits[0] += f"+{self.ttft_s_per_input_token * 1e3:.3g}ms per input token"
-        return ", ".join(limits) + " (derived)" * self.derived
+        return ", ".join(limits)
 
 
 def parse_slo(text: str) -> Slo:

@@ -51,12 +51,10 @@ class Window:
 
 
 def parse_duration_s(text: str, *, option: str) -> float:
-    """Read ``90``, ``90s``, ``1.5m``, ``2h`` or ``500ms`` as seconds.
-
-    Raises UsageError for anything else and for zero.
-    """
+    """Read ``90``, ``90s``, ``1.5m``, ``2h`` or ``500ms`` as seconds. Raises UsageError for
+    anything else and for zero."""
     result = _DURATION.fullmatch(text.strip())
-    if result is None or float(result[1]) == 0:
+    if result is None or not float(result[1]):
         raise UsageError(
             f"{option}: {text!r} is not a positive duration",
             hint="Write a number above 0 with ms, s, m or h: 90s, 1.5m or 2h.",
@@ -90,12 +88,10 @@ def is_served(request: TraceRequest) -> bool:
 
 def arrays(requests: Sequence[TraceRequest]) -> tuple[Floats, Ints]:
     """Return when requests arrive, and the tokens that each asks for; 0 for one not served."""
-    rows = [
-        (each.arrival_s, (each.input_length + each.n * each.output_length) * is_served(each))
-        for each in requests
+    tokens = [
+        is_served(each) * (each.input_length + each.n * each.output_length) for each in requests
     ]
-    columns = np.array(rows, float).reshape(-1, 2).T
-    return columns[0], columns[1].astype(np.int64)
+    return np.array([each.arrival_s for each in requests]), np.array(tokens, np.int64)
 
 
 def busiest(arrival_s: Floats, tokens: Ints, length_s: float) -> float:

@@ -25,8 +25,8 @@ from tuner.traffic.constants import (
     SLOWDOWN_BLOCK_S,
     START_SD,
 )
+from tuner.traffic.load import scaled_rows
 from tuner.traffic.requirements import KV, TIMES
-from tuner.traffic.scaling import scaled_rows
 from tuner.traffic.slo import Slo
 from tuner.twin.front_end import FrontEnd
 from tuner.twin.simulation import Clock, EngineShape, Traffic, TwinReplay, met, simulate
@@ -88,7 +88,7 @@ def loads_of(today: Traffic, headroom: float, *, seed: int, rate_rps: float = 0.
 
 
 def scaled(traffic: Traffic, factor: float, rng: np.random.Generator) -> Traffic:
-    """Return ``factor`` times the requests (``traffic.scaling``)."""
+    """Return ``factor`` times the requests (``traffic.load``)."""
     rows, arrival_s = scaled_rows(traffic.arrival_s, factor, rng)
     order = np.argsort(arrival_s, kind="stable")
     return replace(traffic.rows(rows[order]), arrival_s=arrival_s[order])

@@ -61,13 +61,6 @@ def trace_json(report: TraceReport) -> dict[str, Any]:
         "running": traffic.running and asdict(traffic.running),
         "window": report.part and asdict(report.part),
     }
-    if traffic.recorded is not None and traffic.levels is not None:
-        steps = [2**step for step in range(20) if 2**step < 2 * traffic.recorded.max]
-        above = {step: traffic.levels.above(step) for step in steps}
-        result["in_flight"]["time_above"] = [
-            {"level": step, "share": share, "longest_s": longest_s}
-            for step, (share, longest_s) in above.items()
-        ]
     if shares is not None:
         result["per_replica"] = {
             "router": "as recorded",
@@ -93,6 +86,9 @@ def trace_page(report: TraceReport) -> Page:
     ]
     if traffic.prefix_share is not None:
         facts.append(("prefixes", f"{traffic.prefix_share:.1%} of prompt tokens were seen before"))
+    if traffic.band:
+        words = "{:,.3g} to {:,.3g} on average, at 10 to 80 ms per output token"
+        facts.append(("in flight", words.format(*traffic.band)))
     if part is not None:
         what = f"{part.start_s:,.1f}s+{part.length_s:g}s: {part.requests:,} requests"
         facts.append(("window", f"{what}, {part.load:,.2f} x the mean load"))
@@ -105,7 +101,6 @@ def trace_page(report: TraceReport) -> Page:
         "output tokens": traffic.output_tokens,
         "in flight (recorded)": traffic.recorded,
         "running (recorded)": traffic.running,
-        **{f"in flight at {s * 1000:.0f} ms/token": each for s, each in traffic.band.items()},
     }
     spreads = [[name, *asdict(each).values()] for name, each in rows.items() if each is not None]
     table = Table(SPREADS, spreads, caption="Lengths in tokens; concurrency")
@@ -135,8 +130,7 @@ def _concurrency(traffic: TrafficSummary) -> dict[str, Any] | None:
         return {"basis": "recorded", **_spread(traffic.recorded)}
     if not traffic.band:
         return None
-    fast, *_, slow = map(_spread, traffic.band.values())
-    return {"basis": "band", **{name: [fast[name], slow[name]] for name in fast}}
+    return {"basis": "band", "mean": traffic.band}
 
 
 def _spread(spread: Distribution) -> dict[str, float]:

@@ -8,7 +8,7 @@ from tests.outside.table import BAD_INPUT, OK, USAGE, run
 from tests.support.traces import HEADER, jsonl, row, write_lines
 from tuner.trace.columns import columns_of
 from tuner.trace.trace import load
-from tuner.traffic.description import count_levels
+from tuner.traffic.description import concurrency
 from tuner.traffic.schedule import Tick, holding, ticks
 
 TICKS = (Tick(0, 2), Tick(10, 4), Tick(20, 0))
@@ -35,9 +35,8 @@ def test_the_concurrency_is_that_of_the_schedule(tmp_path: Path) -> None:
     columns = columns_of(result.requests, block_size=16)
     for begin_s, in_flight in ((0.0, 2), (10.0, 4)):
         begins_s, ends_s = columns.arrival_s, columns.arrival_s + columns.e2e_s
-        found_levels = count_levels(begins_s, ends_s, start_s=begin_s, end_s=begin_s + 10)
-        assert found_levels is not None
-        held = found_levels.distribution()
+        held = concurrency(begins_s, ends_s, start_s=begin_s, end_s=begin_s + 10)
+        assert held is not None
         assert held.mean == held.max == in_flight
 
 

@@ -8,8 +8,8 @@ from tuner.profile.profile import ServingProfile
 from tuner.trace.columns import columns_of
 from tuner.trace.trace import Trace, TraceRequest
 from tuner.traffic.description import describe, trace_warnings
+from tuner.traffic.load import Router, busiest_part, route
 from tuner.traffic.requirements import Requirement, parse_requirements
-from tuner.traffic.routing import Router, busiest_part, route
 from tuner.traffic.window import is_served
 
 
@@ -28,7 +28,7 @@ def one_engines(
     if replicas == 1:
         return list(requests)
     parts = route(requests, replicas=replicas, router=router or "least", seed=0)
-    return parts[busiest_part(parts)]
+    return busiest_part(parts)
 
 
 def warnings_about(trace: Trace) -> list[str]:

@@ -152,7 +152,7 @@ _PLACEHOLDER = re.compile(
 """Keys of a model's configuration that name the token of an image, a film or a sound."""
 
 _NEVER_SENT = 16
-"""As many ids from 0 on are in no prompt: see traffic.prompts."""
+"""As many ids from 0 on are in no prompt: see traffic.clients."""
 
 _REFUSED = {
     "max_num_active_seqs": "tuner moves it live to find max_num_seqs",

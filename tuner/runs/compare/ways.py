@@ -15,7 +15,7 @@ from tuner.engines.scheduler.state import Floats
 from tuner.errors import TraceError, UsageError
 from tuner.profile.evidence import StoredTwin
 from tuner.trace.trace import TraceRequest
-from tuner.traffic.scaling import scale_load
+from tuner.traffic.load import scale_load
 from tuner.traffic.window import Window, in_window
 from tuner.twin.simulation import simulate, traffic_of
 

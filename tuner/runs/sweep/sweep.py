@@ -24,7 +24,7 @@ from tuner.runs.settings import SweepSettings
 from tuner.runs.sweep.conclusion import Basis, Conclusion, conclude, view_of, window_blocks
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.constants import HALF, MIN_STEP_S
-from tuner.traffic.scaling import scale_load
+from tuner.traffic.load import scale_load
 from tuner.traffic.window import unseen_window
 from tuner.traffic.workload import Workload, affordable_step_s, keep_what_fits, slo_for
 from tuner.twin.windows import Trial as Step
