@@ -189,14 +189,14 @@ def _differences(profile: ServingProfile, source: str, target: str) -> Page:
         Column("name", "name"),
         Column("profile", source),
         Column("other", target),
-        Column("evidence", "evidence"),
+        Column("why", "why"),
     ]
     rows: list[list[Cell]] = [
         [
             each.section,
             each.name,
             *("-" if value is None else str(value) for value in (each.profile, each.other)),
-            each.evidence,
+            each.why,
         ]
         for each in result
     ]

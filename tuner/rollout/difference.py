@@ -1,7 +1,7 @@
-"""The differences of two profiles, or of a profile and what is deployed, with evidence. Pure."""
+"""The differences of two profiles, or of a profile and what is deployed. Pure."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from tuner.engines.arguments import WHICH_DEVICE, ArgumentValue
 from tuner.profile.profile import ServingProfile, content_of
@@ -14,15 +14,14 @@ from tuner.rollout.server import Arguments
 from tuner.rollout.words import is_elsewhere
 
 
-@dataclass(frozen=True)
-class Difference:
+class Difference(NamedTuple):
     """One difference; None where a side says nothing."""
 
     section: str
     name: str
     profile: ArgumentValue
     other: ArgumentValue
-    evidence: str = ""
+    why: str = ""
 
 
 def of_deployment(profile: ServingProfile, here: Deployment) -> list[Difference]:
@@ -32,14 +31,13 @@ def of_deployment(profile: ServingProfile, here: Deployment) -> list[Difference]
         settings = fit.settings(profile).items()
         wanted = {n: v for n, v in settings if n in here.arguments and n != "model"}
     else:
-        wanted = fit.wanted(profile, here.arguments, pin=False)
+        wanted = dict(fit.wanted(profile, here.arguments, pin=False))
     changes = []
     for name, value in wanted.items():
         other = here.arguments.get(name)
         if name not in here.arguments or not alike(other, value):
-            evidence = _evidence(profile, name, value, other)
-            evidence = "decided elsewhere" if is_elsewhere(other) else evidence
-            changes.append(Difference("engine", name, value, other, evidence))
+            why = "decided elsewhere" if is_elsewhere(other) else ""
+            changes.append(Difference("engine", name, value, other, why))
     if not here.is_new and (clash := fit.clash(here, wanted)) is not None:
         changes.append(Difference("engine", "clash", None, None, str(clash)))
     known = {each.name for each in changes}
@@ -79,22 +77,13 @@ def untold(
 def of_profiles(profile: ServingProfile, other: ServingProfile) -> list[Difference]:
     """Return in what they differ, from what to run to what it rests on."""
     mine, theirs = (dict(_facts(content_of(each))) for each in (profile, other))
-    traffic = [f"validity.{key}" for key in ("trace_digest", "windows")]
-    is_other_traffic = any(mine.get(each) != theirs.get(each) for each in traffic)
-    note = "measured in other windows: not comparable" if is_other_traffic else ""
-    differences = []
-    for section, paths in FACTS["compared"].items():
-        keys = [
-            key
-            for key in {**mine, **theirs}
-            if any(f"{key}.".startswith(f"{path}.") for path in paths)
-        ]
-        for key in keys:
-            name, sides = key.partition(".")[2], (mine.get(key), theirs.get(key))
-            evidence = note if section == "promise" else _evidence(profile, name, *sides)
-            if sides[0] != sides[1]:
-                differences.append(Difference(section, name, *sides, evidence))
-    return differences
+    return [
+        Difference(section, key.partition(".")[2], mine.get(key), theirs.get(key))
+        for section, paths in FACTS["compared"].items()
+        for key in {**mine, **theirs}
+        if any(f"{key}.".startswith(f"{path}.") for path in paths)
+        and mine.get(key) != theirs.get(key)
+    ]
 
 
 def _facts(value: object, path: str = "") -> Iterator[tuple[str, ArgumentValue]]:
@@ -104,17 +93,3 @@ def _facts(value: object, path: str = "") -> Iterator[tuple[str, ArgumentValue]]
             yield from _facts(each, f"{path}.{key}" if path else str(key))
     else:
         yield path, ", ".join(map(str, value)) if isinstance(value, list) else value  # type: ignore[misc] # of JSON
-
-
-def _evidence(profile: ServingProfile, name: str, item: object, other: object) -> str:
-    """Return what the profile knows of both values, where it is the one that was tuned."""
-    steps, parts = {step.max_num_seqs: step for step in profile.curve}, []
-    for cap in (each for each in (item, other) if name == "max_num_seqs" and type(each) is int):
-        if cap not in steps:
-            parts.append(f"{cap} is not on the curve")
-            continue
-        step, times = steps[cap], [f"{cap}: {steps[cap].attainment:.1%} met the SLO"]
-        times += [f"p95 TPOT {step.tpot_ms.p95:g} ms"] if step.tpot_ms else []
-        times += [f"p99 E2EL {step.e2el_ms.p99:g} ms"] if step.e2el_ms else []
-        parts.append(", ".join(times))
-    return "; ".join(parts)
