@@ -2,6 +2,7 @@
 
 import difflib
 import json
+import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -249,9 +250,17 @@ def _summary(
     lines += [f"  because {printable(reason)}" for reason in edit.reasons]
     lines += [] if copy is None else [f"backup: {printable(str(copy))}"]
     unit = edit.path.parent if edit.path.suffix == ".conf" else edit.path  # of a drop-in
-    file = shlex.quote(path)
-    command = edit.next.replace("{file}", file).replace("{unit}", shlex.quote(unit.stem))
-    return "\n".join([*lines, printable(command), f"undo: tuner apply --rollback {file}"])
+    file = _for_shell(str(edit.path))
+    command = edit.next.replace("{file}", file).replace("{unit}", _for_shell(unit.stem))
+    return "\n".join([*lines, command, f"undo: tuner apply --rollback {file}"])
+
+
+def _for_shell(name: str) -> str:
+    """Return the word that bash takes for a name, with nothing hidden in it."""
+    if name.isprintable():
+        return shlex.quote(name)
+    in_bytes = "".join(f"\\x{byte:02x}" for byte in os.fsencode(name))
+    return f"$'{in_bytes}'"
 
 
 def _shown(value: object) -> str:
