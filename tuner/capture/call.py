@@ -53,6 +53,9 @@ class Call:
     token_ids: Sequence[int] = ()
     """Tokens of the prompt, until they are hashed."""
 
+    is_stream: bool = False
+    """Each output has the tokens since the one before."""
+
     cache: bytes = b""
     """What separates its prefix cache from others: adapter and salt."""
 
@@ -79,7 +82,7 @@ class Call:
         if self.is_counted():
             return True
         for choice in output.outputs:
-            before = self.lengths.get(choice.index, 0) if row.stream else 0
+            before = self.lengths.get(choice.index, 0) if self.is_stream else 0
             self.lengths[choice.index] = before + len(choice.token_ids)
         return False
 
@@ -124,7 +127,6 @@ def call_of(engine: Any, arguments: Mapping[str, Any], arrival_s: float, key: by
         session_id=None if session is None else pseudonym(str(session), key),
         priority=arguments.get("priority") or None,
         replica=arguments.get("data_parallel_rank"),
-        stream=params.output_kind.name == "DELTA",
     )
     is_text = not any(part(name) for name in ("mm_hashes", "mm_features"))
     return Call(
@@ -133,6 +135,7 @@ def call_of(engine: Any, arguments: Mapping[str, Any], arrival_s: float, key: by
         getattr(engine, "output_processor", None),
         str(arguments["request_id"]),
         ids if ids and is_text and part("prompt_embeds") is None else (),
+        params.output_kind.name == "DELTA",
         f"{lora or ''}\0{part('cache_salt') or ''}".encode(errors="replace"),
     )
 
@@ -213,7 +216,7 @@ def finished_row(call: Call, *, origin_s: float, key: bytes) -> Row:
         row.output_lengths = lengths if row.n > 1 else ()
     row.timestamp = _ms(call.arrival_s - origin_s)
     row.e2e_ms = _ms(call.end_s - call.arrival_s)
-    if call.first_token_s is not None and row.stream:
+    if call.first_token_s is not None and call.is_stream:
         row.ttft_ms = _ms(call.first_token_s - call.arrival_s)
     queued_s, scheduled_s = (
         getattr(call.stats, name, 0.0) for name in ("queued_ts", "scheduled_ts")

@@ -18,7 +18,7 @@ ROWS = 2**16
 DECIMALS_MS = 3
 """Times are kept to the microsecond: finer than any clock that stamps requests."""
 
-_KINDS = {"time": pa.float64(), "flag": pa.bool_(), "name": pa.string(), "count": pa.int32()}
+_KINDS = {"time": pa.float64(), "name": pa.string(), "count": pa.int32()}
 TYPES = {field.key: _KINDS.get(field.kind, pa.list_(pa.int64())) for field in FIELDS}
 """The types of the columns of a trace."""
 

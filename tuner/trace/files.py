@@ -1,4 +1,4 @@
-"""The bytes of a file of any size, unpacked and as UTF-8; and the count of its rows."""
+"""A file of any size: its bytes, unpacked and as UTF-8, and the count of its rows."""
 
 import codecs
 from collections import Counter
@@ -11,9 +11,6 @@ import pyarrow as pa
 
 from tuner.errors import TraceError
 from tuner.trace.record import REASONS
-
-STDIN = "stdin"
-"""The name of standard input in messages."""
 
 CHUNK_BYTES = 2**22
 """Bytes that are read at once; as many show how a file is read."""
@@ -40,18 +37,16 @@ SIGNATURES = {
 }
 
 
-@dataclass(slots=True)
-class Tally:
-    """The count of rows read, kept and dropped: rows_read = rows_kept + the sum of dropped."""
+@dataclass
+class TraceFile:
+    """A file, and what became of its rows: those that were read, and those that were dropped."""
 
-    place: str
-    """The file, for messages."""
-    unit: str = "line"
-    """What numbers count: lines of text, or rows of a document or a Parquet file."""
+    path: Path
     allow_text: bool = False
     """Rows that hold text are read without it; otherwise they refuse the file."""
+    unit: str = "line"
+    """What numbers count: lines of text, or rows of a document or a Parquet file."""
     rows_read: int = 0
-    rows_kept: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
     first: dict[str, str] = field(default_factory=dict)
     """The place of the first row of each reason."""
@@ -60,7 +55,7 @@ class Tally:
 
     def at(self, number: int) -> str:
         """Return the name of a row in messages."""
-        return f"{self.place}:{number}" if self.unit == "line" else f"{self.place}: row {number}"
+        return f"{self.path}:{number}" if self.unit == "line" else f"{self.path}: row {number}"
 
     def note(self, text: str) -> None:
         self.notes[text] = None
@@ -70,10 +65,10 @@ class Tally:
         self.dropped[reason] += count
         self.first.setdefault(reason, self.at(number))
 
-    def lose(self, reason: str, number: int) -> None:
-        """Count a row that was read and cannot be used."""
+    def lose(self, number: int) -> None:
+        """Count a row that was read and is none."""
         self.rows_read += 1
-        self.drop(reason, number)
+        self.drop("malformed", number)
 
     def warnings(self) -> list[str]:
         """Return a line for each reason that cost rows."""
@@ -83,19 +78,11 @@ class Tally:
             for reason, count in self.dropped.most_common()
         ]
 
-
-class TraceFile:
-    """A file of any size: its first bytes, and its lines in blocks, unpacked and as UTF-8."""
-
-    def __init__(self, path: Path, tally: Tally) -> None:
-        self.path, self.tally = path, tally
-
     @cached_property
     def head(self) -> bytes:
         """The first lines. Raises TraceError for what cannot be a trace."""
-        place = self.tally.place
         if self.path.exists() and not self.path.is_file():
-            raise TraceError(f"{place}: not a regular file", hint="Write it to a file first.")
+            raise TraceError(f"{self.path}: not a regular file", hint="Write it to a file first.")
         result = b""
         for piece in self.chunks():
             result += piece
@@ -104,11 +91,12 @@ class TraceFile:
                 break
         for signature, (what, cure) in SIGNATURES.items():
             if result.startswith(signature):
-                raise TraceError(f"{place}: {what}", hint=cure)
+                raise TraceError(f"{self.path}: {what}", hint=cure)
         if not result.strip():
-            raise TraceError(f"{place}: empty", hint="Capture or import a trace first.")
+            raise TraceError(f"{self.path}: empty", hint="Capture or import a trace first.")
         if not result.startswith(PARQUET) and b"\x00" in result.partition(b"\n")[0]:
-            raise TraceError(f"{place}: binary, not text", hint="A trace is UTF-8 text or Parquet.")
+            cure = "A trace is UTF-8 text or Parquet."
+            raise TraceError(f"{self.path}: binary, not text", hint=cure)
         return result
 
     def blocks(self) -> Iterator[tuple[int, bytes]]:
@@ -122,7 +110,7 @@ class TraceFile:
             rest = more if end else rest + more
             if len(rest) > MAX_LINE_BYTES:
                 much = f"a line of more than {MAX_LINE_BYTES >> 20} MiB"
-                raise TraceError(f"{self.tally.place}:{number}: {much}", hint="Cut it out.")
+                raise TraceError(f"{self.path}:{number}: {much}", hint="Cut it out.")
         if rest.strip():
             yield number, rest
 
@@ -134,7 +122,7 @@ class TraceFile:
             if len(text) > MAX_DOCUMENT_BYTES:
                 much = f"a JSON document of more than {MAX_DOCUMENT_BYTES >> 20} MiB"
                 cure = "Write one request a line: jq -c '.[]' FILE > rows.jsonl"
-                raise TraceError(f"{self.tally.place}: {much}", hint=cure)
+                raise TraceError(f"{self.path}: {much}", hint=cure)
         return bytes(text)
 
     def chunks(self) -> Iterator[bytes]:
@@ -157,6 +145,6 @@ class TraceFile:
             if problem.errno is not None:
                 raise
             raise TraceError(
-                f"{self.tally.place}: packed data breaks off or is damaged",
+                f"{self.path}: packed data breaks off or is damaged",
                 hint="Copy or download the file again.",
             ) from None

@@ -15,11 +15,11 @@ import msgspec
 
 from tuner.errors import TraceError, UsageError
 from tuner.trace import nested
-from tuner.trace.files import Tally
+from tuner.trace.files import TraceFile
 from tuner.trace.headings import SPANS, TIMES, Role
-from tuner.trace.record import FIELDS, TimeUnit
+from tuner.trace.record import FIELDS
 from tuner.trace.rows import Numbered, Opened
-from tuner.trace.values import Cells, Clock, Read, Spans, counts
+from tuner.trace.values import Cells, Clock, Read, Spans, TimeUnit, counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,15 +29,8 @@ class Column:
     paths: tuple[str, ...]
     reader: Clock | Spans | None = None
     """Reads its times; numbers without one are counts."""
-    why: str = ""
-    """Why it is read so, where that was not given."""
     title: str = ""
     """What messages call it, if not by its first path."""
-
-    @property
-    def is_dated(self) -> bool:
-        """Whether it is no time that counts from an unknown start."""
-        return not isinstance(self.reader, Clock) or self.reader.dated
 
     def read(self, cells: Cells) -> Read:
         """Return numbers, and the codes of the reasons why cells are wrong."""
@@ -45,7 +38,7 @@ class Column:
 
     def __str__(self) -> str:
         name = self.title or " or ".join(dict.fromkeys(self.paths[:2]))
-        return f"{name}, {self.reader}" + (f" ({self.why})" if self.why else "")
+        return f"{name}, {self.reader}"
 
 
 @dataclass(frozen=True)
@@ -79,8 +72,6 @@ class Format:
     """Times count from some other moment than the trace's origin, so that the first becomes it."""
     whole_ms: bool = False
     """Times without a fraction are ms; for others the user must name the unit."""
-    strict: bool = False
-    """A wrong value of an optional field costs the row; else it is absent."""
     keeps: Sequence[str] = ()
     """Names that stay as they are, for they are pseudonyms or were published."""
     sums_of_n: bool = False
@@ -98,7 +89,7 @@ class Format:
     reads: str = ""
     """How times and durations are read, where the columns do not show it."""
     notes: Sequence[str] = ()
-    flatten: Callable[[Numbered, Tally], Numbered] | None = None
+    flatten: Callable[[Numbered, TraceFile], Numbered] | None = None
     is_table: bool = True
     """Its rows have columns of its own; otherwise they are objects in JSON."""
     are_spans: bool = False
@@ -111,12 +102,12 @@ class Format:
         assert isinstance(column.reader, Clock)
         return column.reader
 
-    def of(self, unit: TimeUnit | None, place: str) -> "Format":
+    def of(self, unit: TimeUnit | None, file: TraceFile) -> "Format":
         """Return the format with the unit of times that the user names."""
         if unit is None:
             return self
         if unit not in self.units:
-            only = f"{place}: the times of {self.name} have one unit"
+            only = f"{file.path}: the times of {self.name} have one unit"
             raise UsageError(only, hint="Leave out --time-unit.")
         column = Column(("timestamp",), replace(self.clock, unit=unit))
         return replace(self, columns={**self.columns, "timestamp": column}, whole_ms=False)
@@ -124,11 +115,8 @@ class Format:
     def block_size_in(self, sample: Sequence[dict[str, Any]]) -> int:
         """Return the usual number of tokens an id, unless rows do not fit it and fit one other."""
         length, ids = (self.columns[role].paths[0] for role in ("input_length", "hash_ids"))
-        both = [
-            (row[length], len(row[ids]))
-            for row in sample[:100]
-            if isinstance(row.get(length), int) and isinstance(row.get(ids), list)
-        ]
+        rows = [(row.get(length), row.get(ids)) for row in sample[:100]]
+        both = [(n, len(held)) for n, held in rows if type(n) is int and type(held) is list]
         fitting = {
             size
             for size in (self.block_size, *(1 << power for power in range(4, 11)))
@@ -203,7 +191,7 @@ HEAD_BYTES = 2**18
 """A server's banner may stand above its first line of log."""
 
 
-def detected(opened: Opened, head: bytes, place: str) -> Format | None:
+def detected(opened: Opened, file: TraceFile) -> Format | None:
     """Return the format whose marks a file has; None for any other table.
 
     Raises TraceError for a file that looks like a trace and can be none.
@@ -211,7 +199,7 @@ def detected(opened: Opened, head: bytes, place: str) -> Format | None:
     is_json = not opened.columns
     first = opened.first[0] if is_json and opened.first else {}
     keys = {*opened.headings, *(key for key, held in first.items() if not isinstance(held, str))}
-    text = head[:HEAD_BYTES].decode(errors="replace")
+    text = file.head[:HEAD_BYTES].decode(errors="replace")
     for known in _ALL:
         if (
             (known.needs or known.line)
@@ -222,6 +210,6 @@ def detected(opened: Opened, head: bytes, place: str) -> Format | None:
             and (known.is_table or is_json or not known.needs)
         ):
             if known.refused:
-                raise TraceError(f"{place}: {known.refused}", hint=known.cure)
+                raise TraceError(f"{file.path}: {known.refused}", hint=known.cure)
             return known
     return None

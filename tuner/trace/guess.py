@@ -13,7 +13,7 @@ import numpy as np
 
 from tuner.errors import TraceError, UsageError
 from tuner.system.printable import printable
-from tuner.trace.files import Tally
+from tuner.trace.files import TraceFile
 from tuner.trace.formats import TABLE, Column, Format
 from tuner.trace.headings import (
     COUNTS,
@@ -28,7 +28,6 @@ from tuner.trace.headings import (
     word_set,
     words_of,
 )
-from tuner.trace.record import TimeUnit
 from tuner.trace.rows import Opened
 from tuner.trace.text import shown_key
 from tuner.trace.values import (
@@ -38,8 +37,8 @@ from tuner.trace.values import (
     Floats,
     Mask,
     Spans,
+    TimeUnit,
     counts,
-    date_of,
     error_in,
     from_cache,
     in_ms,
@@ -108,8 +107,6 @@ class ReadOptions:
     columns: Mapping[str, str] = field(default_factory=dict)
     """Role, or role and unit (``duration_ms``) → heading, dotted path, or ``#`` and number."""
     allow_text: bool = False
-    name: str | None = None
-    """What messages call the file, if not by its path."""
 
 
 def parse_columns(text: str) -> dict[str, str]:
@@ -134,7 +131,7 @@ class UnclearError(Exception):
         self.hint = hint
 
 
-def guessed(opened: Opened, options: ReadOptions, tally: Tally) -> Format:
+def guessed(opened: Opened, options: ReadOptions, file: TraceFile) -> Format:
     """Return how a table is read, by its columns and by what their cells hold as JSON.
 
     Raises TraceError with what was seen and the option that would do.
@@ -144,7 +141,7 @@ def guessed(opened: Opened, options: ReadOptions, tally: Tally) -> Format:
     except UnclearError as problem:
         seen = ", ".join(shown(opened, heading) for heading in opened.headings[:SHOWN])
         more = ", …" if len(opened.headings) > SHOWN else ""
-        where = f"{tally.place}:{max(1, opened.first_line - 1)}"
+        where = f"{file.path}:{max(1, opened.first_line - 1)}"
         message = printable(f"{where}: {problem}; columns: {seen}{more}")
         raise TraceError(message, hint=printable(problem.hint)) from None
 
@@ -221,8 +218,8 @@ class _Guess:
             notes=notes,
         )
 
-    def _made_of(self, heading: str, reader: Clock | Spans | None = None, why: str = "") -> Column:
-        return Column((heading,), reader, why, shown(self.opened, heading))
+    def _made_of(self, heading: str, reader: Clock | Spans | None = None) -> Column:
+        return Column((heading,), reader, shown(self.opened, heading))
 
     # Columns by their headings.
 
@@ -241,7 +238,7 @@ class _Guess:
             if (column := self._read(role, heading, unit)) is not None:
                 fitting, least = [*fitting, column], rank
         if fitting:
-            dated = [column for column in fitting if column.is_dated]
+            dated = [column for column in fitting if is_dated(column)]
             self.roles[role] = self._one_of(role, dated or fitting)
         elif wanted and self.uncounted is None:
             raise UnclearError(f"{wanted} cannot be {role} by its values")
@@ -319,17 +316,15 @@ class _Guess:
                 return None
             raise UnclearError(f"{name}: dates that are not ISO 8601")
         if (wanted := self.options.time_unit) is not None:
-            return self._made_of(heading, Clock(wanted, shares[Clock(wanted)] > 0), "as you say")
+            return self._made_of(heading, Clock(wanted, shares[Clock(wanted)] > 0))
         if shares[best] >= MOSTLY and unit in (None, best.unit):
-            return self._made_of(
-                heading, best, f"from {date_of(np.nanmin(best.read(known)[0]))} on"
-            )
+            return self._made_of(heading, best)
         if shares[best] > 0:
             what = f"times since 1970, not all of them in {unit or 'one unit'}"
             cure = f"Read those in one unit and drop the others: --time-unit {best.unit}"
             raise UnclearError(f"{name}: {what}", cure)
         if unit is not None:
-            return self._made_of(heading, Clock(unit, dated=False), "by the heading")
+            return self._made_of(heading, Clock(unit, dated=False))
         self.uncounted = UnclearError(
             f"{name}: times from {np.nanmin(values):g} to {np.nanmax(values):g} count from some "
             "start, in s or in ms (or are a spreadsheet's days: show them as dates there)",
@@ -341,24 +336,24 @@ class _Guess:
         """Return how spans are written; None where they are none. Raises UnclearError."""
         known = self._known(heading)
         if (Spans(None).read(known)[1] == 0).mean() >= 0.5:
-            return self._made_of(heading, Spans(None), "with their units")
+            return self._made_of(heading, Spans(None))
         values, codes = Spans("ms").read(self.values[heading])
         is_time = unit is None and np.nanmin(values, initial=np.inf) >= FROM_MS / 1000
         if (codes != 0).sum() * 2 > len(known) or np.isnan(values).all() or is_time:
             return None
-        why, lasted = "by the heading", self.roles.get("duration")
+        lasted = self.roles.get("duration")
         if unit is None and role == "duration":
-            unit, why = self._unit_by_tokens(shown(self.opened, heading), values)
+            unit = self._unit_by_tokens(shown(self.opened, heading), values)
         elif unit is None and lasted is not None and isinstance(lasted.reader, Spans):
-            unit, why = lasted.reader.unit, "as the durations"
-        return None if unit is None else self._made_of(heading, Spans(unit), why)
+            unit = lasted.reader.unit
+        return None if unit is None else self._made_of(heading, Spans(unit))
 
-    def _unit_by_tokens(self, name: str, values: Floats) -> tuple[TimeUnit, str]:
-        """Return the unit that gives an output token a time that some server takes, and why."""
+    def _unit_by_tokens(self, name: str, values: Floats) -> TimeUnit:
+        """Return the unit that gives an output token a time that some server takes."""
         tokens = self._column("output_length")
         known = (values > 0) & (tokens > 0)
         if not known.any():
-            return "ms", "no tokens to tell the unit by"
+            return "ms"
         each = values[known] / tokens[known]
         middle = float(np.median(each))
         fitting = [unit for unit in PER_S if TOKEN_MS[0] <= in_ms(middle, unit) <= TOKEN_MS[1]]
@@ -370,7 +365,7 @@ class _Guess:
         if is_far_off(in_ms(values, unit), tokens, self.token_ms).mean() > 1 - MOSTLY:
             what = f"{name}: durations of several units stand in it"
             raise UnclearError(what, "Leave them out: --columns duration=")
-        return unit, f"an output token then takes {self.token_ms:.3g} ms"
+        return unit
 
     # What one column shows beside another.
 
@@ -392,7 +387,7 @@ class _Guess:
         if time is None:
             return
         for role in ("end", "first_token"):  # which count from another start
-            if role in result and result[role].is_dated != time.is_dated:
+            if role in result and is_dated(result[role]) != is_dated(time):
                 del result[role]
         if "duration" not in result:
             return
@@ -402,7 +397,7 @@ class _Guess:
         if "end" not in result and not {"timestamp", "end"} & wanted and self._is_log():
             is_in_order = [not (np.diff(a) < -1).any() for a in (times_ms, times_ms + spans_ms)]
             if is_in_order != [False, True]:  # else rows that are written at the end say the begin
-                result["end"] = replace(result.pop("timestamp"), why="logged when a request ends")
+                result["end"] = replace(result.pop("timestamp"))
                 return
         grows = len(spans_ms) >= SOME_ROWS and np.ptp(spans_ms) >= RUNS_ON_MS
         from_start = grows and np.ptp(times_ms - spans_ms) < ALIKE_MS
@@ -435,7 +430,7 @@ class _Guess:
             )
         time, times_ms = self.roles.get("timestamp"), self._column("timestamp")
         starts_ms = np.unique(times_ms[~np.isnan(times_ms)])
-        if time is None or not time.is_dated or not len(starts_ms):
+        if time is None or not is_dated(time) or not len(starts_ms):
             return
         lasted_ms = self._column("end") - times_ms
         is_even = np.ptp(lasted_ms) == 0 and lasted_ms[0] >= 60_000
@@ -481,6 +476,11 @@ class _Guess:
 
 
 SUMS = "sums over time are no requests"
+
+
+def is_dated(column: Column) -> bool:
+    """Return whether it is no time that counts from an unknown start."""
+    return not isinstance(column.reader, Clock) or column.reader.dated
 
 
 def is_far_off(ms: Floats, tokens: Floats, token_ms: float) -> Mask:

@@ -13,16 +13,15 @@ from pathlib import Path
 
 import msgspec
 
-from tuner.trace.record import TimeUnit
-from tuner.trace.values import UNITS, words
+from tuner.trace.values import UNITS, TimeUnit, words
 
 Role = str
 """What a column is."""
 
 _ROLES = (
     "timestamp end first_token input_length output_length duration ttft queue "
-    "cached_tokens cache_creation_tokens max_tokens status error finish_reason stream session_id "
-    "model replica requests num_images cache_hit kind"
+    "cached_tokens cache_creation_tokens max_tokens status error session_id replica requests "
+    "cache_hit kind"
 )
 ROLES: tuple[Role, ...] = (*_ROLES.split(),)
 """Roles that a column of any table can have. ``end`` and ``first_token`` are times; ``duration``,
@@ -30,15 +29,15 @@ ROLES: tuple[Role, ...] = (*_ROLES.split(),)
 ``cache_hit`` is whether a gateway answered, and no server; ``kind`` is whether a row is a call of a
 model, or a link that sums up several.
 
-Formats whose columns are known have more: other fields of the record, and ``path`` and ``flags`` of
-an access log, ``error_code`` within a message, ``reason`` why a row is no request, and what links
-rows that are one request: ``trace``, ``span``, ``parent``, ``server``, ``key``."""
+Formats whose columns are known have more: other fields of the record, ``path`` and ``flags`` of an
+access log, ``reason`` why a row is no request, and what links rows that are one request: ``trace``,
+``span``, ``parent``, ``server``, ``key``."""
 
 TIMES = words("timestamp end first_token")
 SPANS = words("duration ttft queue")
 COUNTS = words(
     "input_length output_length cached_tokens requests cache_creation_tokens "
-    "max_tokens num_images n turn row replica priority"
+    "max_tokens n turn row replica priority"
 )
 MAIN = words("timestamp input_length output_length")
 

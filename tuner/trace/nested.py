@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from tuner.errors import TraceError
-from tuner.trace.files import Tally
+from tuner.trace.files import TraceFile
 from tuner.trace.rows import Numbered, Object, first
 from tuner.trace.values import date_ms, error_in, is_empty, number, status_of, words
 
@@ -25,35 +25,7 @@ def _ms(value: Any, more: float = 0) -> Any:  # noqa: ANN401 - as it is, if no n
     return value if result is None else round((result + more) * 1000, 3)
 
 
-DELAYED = (
-    "turns without a stamp are placed a delay after the stamp of the turn before: too early by the "
-    "time that its answer took"
-)
-ACCUMULATED = "prompts of later turns are the earlier prompts and answers and what the row adds"
-
-
-def aiperf(rows: Numbered, tally: Tally) -> Numbered:
-    """Yield aiperf's turns: each holds only what is new in it, and may wait for the one before."""
-    sessions: dict[str, tuple[float, float]] = {}  # the last stamp, tokens before the next turn
-    for line, row in rows:
-        result = {key: row.get(key) for key in ("timestamp", "input_length", "output_length")}
-        result["hash_ids"], name = row.get("hash_ids"), row.get("session_id")
-        if not is_empty(name) and not isinstance(name, dict | list):
-            session, delay, prompt = str(name), number(row.get("delay")), row.get("input_length")
-            last_ms, tokens = sessions.get(session, (0.0, 0))
-            if session in sessions and is_empty(result["timestamp"]) and delay is not None:
-                result["timestamp"] = last_ms + delay
-                tally.note(DELAYED)
-            if session in sessions and isinstance(prompt, int):
-                result |= {"input_length": prompt + tokens, "hash_ids": None}
-                tally.note(ACCUMULATED)  # their ids begin at no block
-            stamp_ms, prompt, output = (number(result[key]) for key in [*result][:3])
-            sessions[session] = stamp_ms or last_ms, (prompt or 0) + (output or 0)
-            result["session_id"] = session
-        yield line, result
-
-
-def tracelab(rows: Numbered, _: Tally) -> Numbered:
+def tracelab(rows: Numbered, _: TraceFile) -> Numbered:
     """Yield TraceLab's rounds: from the last of the inputs to the last that the model wrote."""
     for line, row in rows:
         events = [event for event in row.get("timing_events") or () if isinstance(event, dict)]
@@ -67,7 +39,7 @@ def tracelab(rows: Numbered, _: Tally) -> Numbered:
         yield line, {**row, "timestamp": begin_s, "end": max(outputs, default=None)}
 
 
-def llmservingsim(rows: Numbered, _: Tally) -> Numbered:
+def llmservingsim(rows: Numbered, _: TraceFile) -> Numbered:
     """Yield LLMServingSim's records. ``arrival_time`` is s since 1970, ``*_ts`` are s of another
     clock; the request that was queued soonest after it arrived aligns the two."""
     held = [
@@ -92,7 +64,7 @@ def llmservingsim(rows: Numbered, _: Tally) -> Numbered:
 CLOCKS = ("arrival_time", "queued_ts", "scheduled_ts", "first_token_ts", "last_token_ts")
 
 
-def vllm_bench(rows: Numbered, tally: Tally) -> Numbered:
+def vllm_bench(rows: Numbered, file: TraceFile) -> Numbered:
     """Yield the requests of results of ``vllm bench serve``: documents with a list for each column.
 
     Stamps are s of a monotonic clock. With ``--max-concurrency`` a request waits in the client for
@@ -101,14 +73,14 @@ def vllm_bench(rows: Numbered, tally: Tally) -> Numbered:
     (line, result), *more = rows
     if more:
         raise TraceError(
-            f"{tally.at(more[0][0])}: a second result",
+            f"{file.at(more[0][0])}: a second result",
             hint="One result a file: --append-result writes several, one a line; split them.",
         )
     lists = ((key, result.get(key)) for key in BENCH)
     sizes = {key: len(cells) for key, cells in lists if isinstance(cells, list) and cells}
     if len({*sizes.values()}) != 1 or not {*BENCH[:3]} <= sizes.keys():
         raise TraceError(
-            f"{tally.place}: not a detailed result, or not all of one: entries: {sizes}",
+            f"{file.path}: not a detailed result, or not all of one: entries: {sizes}",
             hint="Run vllm bench serve with --save-result --save-detailed; old versions of vLLM, "
             "and SGLang, never write start_times.",
         )
@@ -164,10 +136,10 @@ LINKS = words(
 CLIENTS = "times are the clients': with the network, and with what they tried again"
 
 
-def genai_spans(rows: Numbered, tally: Tally) -> Numbered:
+def genai_spans(rows: Numbered, file: TraceFile) -> Numbered:
     """Yield spans of calls to language models, and those that link them."""
     spans = result = 0
-    for line, span, resource in _spans(rows, tally):
+    for line, span, resource in _spans(rows, file):
         spans += 1
         row = _request(span, resource)
         kind = str(_of(row, KIND)).lower()
@@ -176,32 +148,32 @@ def genai_spans(rows: Numbered, tally: Tally) -> Numbered:
             is_request |= _of(row, TOKENS) is not None
         result += is_request or kind in OTHER_CALLS
         if is_request and not row["server"]:
-            tally.note(CLIENTS)
+            file.note(CLIENTS)
         reason = "not_generation" if kind in OTHER_CALLS else None if is_request else "link"
         yield line, row | {"reason": reason}
     if not result:
         raise TraceError(
-            f"{tally.place}: none of its {spans:,} spans is a request to a language model",
+            f"{file.path}: none of its {spans:,} spans is a request to a language model",
             hint="docs/traces.md lists the attributes by which one is known.",
         )
 
 
-def _spans(rows: Numbered, tally: Tally) -> Iterator[tuple[int, Object, Object]]:
+def _spans(rows: Numbered, file: TraceFile) -> Iterator[tuple[int, Object, Object]]:
     """Yield (line, span, attributes of its resource); count what is none."""
     for line, export in rows:
-        for of_resource in _dicts(export.get("resourceSpans"), line, tally):
+        for of_resource in _dicts(export.get("resourceSpans"), line, file):
             resource = _attributes(of_resource.get("resource"))
-            for scope in _dicts(of_resource.get("scopeSpans"), line, tally):
-                for span in _dicts(scope.get("spans"), line, tally):
+            for scope in _dicts(of_resource.get("scopeSpans"), line, file):
+                for span in _dicts(scope.get("spans"), line, file):
                     yield line, span, resource
 
 
-def _dicts(held: object, line: int, tally: Tally) -> Iterator[Object]:
+def _dicts(held: object, line: int, file: TraceFile) -> Iterator[Object]:
     for each in held if isinstance(held, list) else () if held is None else (None,):
         if isinstance(each, dict):
             yield each
         else:
-            tally.lose("malformed", line)
+            file.lose(line)
 
 
 def _attributes(of: object) -> Object:

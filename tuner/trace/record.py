@@ -19,9 +19,6 @@ SERVED: tuple[Status, ...] = ("ok", "aborted")
 REFUSED = frozenset({400, 413, 422, 429, 503})
 """HTTP statuses that reject a request: it is too long, or the server too full."""
 
-TimeUnit = Literal["s", "ms", "us", "ns"]
-"""The unit of times that are numbers."""
-
 SCHEDULE = "concurrency_schedule"
 """Source of a trace that was made of a concurrency schedule, in its header."""
 
@@ -56,8 +53,6 @@ Ms = int | float | None
 Count = int | None
 Counts = tuple[int, ...]
 Name = str | int | None
-Word = str | None
-Flag = bool | None
 
 
 class Row(msgspec.Struct, omit_defaults=True, gc=False):
@@ -78,14 +73,8 @@ class Row(msgspec.Struct, omit_defaults=True, gc=False):
     e2e_ms: Ms = None
     ttft_ms: Ms = None
     queue_ms: Ms = None
-    finish_reason: Word = None
     priority: Count = None
-    lora: Word = None
-    model: Word = None
     replica: Count = None
-    stream: Flag = None
-    cached_tokens: Count = None
-    num_images: Count = None
     row: Count = None
     """Position in the trace that this one was cut from; absent where it is the position here."""
 
@@ -95,8 +84,7 @@ KINDS = {
     int: "count",
     Count: "count",
     Counts: "list",
-    Flag: "flag",
-    **dict.fromkeys((Name, Word, Status), "name"),
+    **dict.fromkeys((Name, Status), "name"),
 }
 LIMITS = {"n": (1, MAX_N), "priority": (-(2**31), 2**31 - 1), "hash_ids": (0, 2**63 - 1)}
 """Least and most, where these are not 0 and MAX_TOKENS."""
@@ -108,7 +96,7 @@ class Field:
 
     key: str
     kind: str
-    """time, flag, name, list or count."""
+    """time, name, list or count."""
     default: Any
     least: int = 0
     most: int = MAX_TOKENS

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import chain
-from operator import itemgetter
 from typing import Any
 
 import msgspec
@@ -23,7 +22,7 @@ from pyarrow import parquet
 
 from tuner.errors import TraceError
 from tuner.system.memory import at_most
-from tuner.trace.files import PARQUET, Tally, TraceFile
+from tuner.trace.files import PARQUET, TraceFile
 from tuner.trace.headings import main_roles
 from tuner.trace.values import Cells, Ints, as_list, as_object, is_empty, number
 
@@ -53,6 +52,11 @@ class Raw:
         """The keys that any object has, or the columns."""
         return self.columns or frozenset(chain.from_iterable(self.objects))
 
+    @cached_property
+    def kinds(self) -> set[type]:
+        """The types of all that objects hold."""
+        return {*map(type, chain.from_iterable(map(dict.values, self.objects)))}
+
     def cells(self, paths: Sequence[str]) -> Cells | None:
         """Return the cells at the first of these paths that is not empty, row by row.
 
@@ -66,13 +70,9 @@ class Raw:
     def _at(self, path: str) -> Cells | None:
         if path in self.columns:
             return self.columns[path]
-        if path in self.names:
-            try:
-                held = [*map(itemgetter(path), self.objects)]  # a third of the time
-            except KeyError:
-                held = [row.get(path) for row in self.objects]
-            return [*map(only, held)] if list in {*map(type, held)} else held
-        top = next((name for name in self.names if path.startswith(f"{name}.")), None)
+        if path in self.names and list not in self.kinds:
+            return [row.get(path) for row in self.objects]
+        top = next((name for name in self.names if f"{path}.".startswith(f"{name}.")), None)
         if top is None:
             return None
         rows = self.objects or [{top: cell} for cell in self.columns[top].to_pylist()]
@@ -191,7 +191,7 @@ def opened(file: TraceFile) -> Opened:
     if sum(line.startswith(b'{"') for line in lines) * 3 >= len(lines):
         return _json_lines(file)  # among lines that a program writes of itself
     if sum(re.match(PREFIX, line) is not None for line in lines) * 2 > len(lines):
-        file.tally.note("what stands before the JSON of each line is left out")
+        file.note("what stands before the JSON of each line is left out")
         return _json_lines(file, PREFIX)
     return text_table(file)
 
@@ -200,34 +200,31 @@ def _json_lines(file: TraceFile, prefix: bytes = b"") -> Opened:
     def bare(text: bytes) -> bytes:
         return re.sub(prefix, b"", text) if prefix else text
 
-    first = _of_lines(1, bare(file.head), Tally("")).objects[:SAMPLE_ROWS]
-
     def raws(_: Sequence[str]) -> Iterator[Raw]:
         for line, block in file.blocks():
-            with bounded(file.tally.at(line), JSON_BYTES):
-                raw = _of_lines(line, bare(block), file.tally)
+            with bounded(file.at(line), JSON_BYTES):
+                raw, malformed = _of_lines(line, bare(block))
+            for place in malformed:
+                file.lose(place)
             yield raw
 
-    return Opened(first, raws)
+    return Opened(_of_lines(1, bare(file.head))[0].objects[:SAMPLE_ROWS], raws)
 
 
-def _of_lines(first: int, block: bytes, tally: Tally) -> Raw:
-    """Return the rows of some lines; count those that are none."""
+def _of_lines(first: int, block: bytes) -> tuple[Raw, list[int]]:
+    """Return the rows of some lines, and the numbers of those that are none."""
     try:
         rows = msgspec.json.Decoder().decode_lines(block)
     except BROKEN:
         rows = []
-    are_rows = len(rows) == block.count(b"\n") + 1 and {*map(type, rows)} == {dict}
-    marks = block.count(b'":') + block.count(b'" :')
-    if are_rows and marks == sum(map(len, rows)):  # no key stands twice
-        return Raw(np.arange(first, first + len(rows)), rows)
-    kept: dict[int, Object] = {}
-    for place, line in enumerate(block.split(b"\n"), first):
-        if (row := _row(line)) is not None:
-            kept[place] = row
-        elif line.strip():
-            tally.lose("malformed", place)
-    return Raw(np.array([*kept], np.int64), [*kept.values()])
+    if len(rows) == block.count(b"\n") + 1 and {*map(type, rows)} == {dict}:
+        keys = sum(map(len, rows))
+        if keys == block.count(b":") or keys == block.count(b'":') + block.count(b'" :'):
+            return Raw(np.arange(first, first + len(rows)), rows), []  # no key stands twice
+    lines = {place: line for place, line in enumerate(block.split(b"\n"), first) if line.strip()}
+    read = {place: _row(line) for place, line in lines.items()}
+    kept = {place: row for place, row in read.items() if row is not None}
+    return Raw(np.array([*kept], np.int64), [*kept.values()]), sorted(read.keys() - kept.keys())
 
 
 def _row(line: bytes) -> Object | None:
@@ -252,19 +249,19 @@ def _document(file: TraceFile) -> Opened:
     if not text.startswith(b"["):
         text = b"[" + re.sub(rb"\}\s*\n\s*\{", b"},{", text) + b"]"
     try:
-        with bounded(file.tally.place, JSON_BYTES):
+        with bounded(str(file.path), JSON_BYTES):
             rows = _rows_in(json.loads(text, object_pairs_hook=_unique))  # reads NaN, as vLLM's
     except (ValueError, RecursionError) as error:
         raise TraceError(
-            f"{file.tally.place}:{getattr(error, 'lineno', 1)}: not valid JSON from here on",
+            f"{file.path}:{getattr(error, 'lineno', 1)}: not valid JSON from here on",
             hint="Export it again: it is cut off, or not JSON in UTF-8.",
         ) from None
-    file.tally.unit = "row" if len(rows) > 1 or b"\n" in text else "line"
+    file.unit = "row" if len(rows) > 1 or b"\n" in text else "line"
     kept = {place: row for place, row in enumerate(rows, 1) if isinstance(row, dict)}
 
     def raws(_: Sequence[str]) -> Iterator[Raw]:
         for place in {*range(1, len(rows) + 1)} - kept.keys():
-            file.tally.lose("malformed", place)
+            file.lose(place)
         for begin in range(0, len(kept), ROWS):
             some = [*kept][begin : begin + ROWS]
             yield Raw(np.array(some), [kept[place] for place in some])
@@ -276,16 +273,14 @@ def _rows_in(documents: list[Any]) -> list[Any]:
     """Return the rows of a document: a list of objects within it, or what it is itself."""
     if len(documents) != 1 or not isinstance(documents[0], dict):
         return documents
+    if documents[0].keys() & {"resourceSpans", "conversations", "turns"}:
+        return documents
     lists = [held for _, held in flattened(documents[0]) if isinstance(held, list)]
     lists = [rows for rows in lists if rows and isinstance(rows[0], dict)]
-    if not lists or documents[0].keys() & {"resourceSpans", "conversations", "turns"}:
-        return documents
-
-    def roles(rows: list[Any]) -> int:
-        return len(main_roles(path for path, _ in flattened(rows[0])))
-
-    most = max(lists, key=lambda rows: (roles(rows), len(rows)))
-    return documents if roles(most) < roles(documents) else _rows_in(most)
+    best = max(
+        [*lists, documents], key=lambda rows: (len(main_roles(dict(flattened(rows[0])))), len(rows))
+    )
+    return best if best is documents else _rows_in(best)
 
 
 # Tables as text.
@@ -365,13 +360,13 @@ def _text_rows(
 
     Raises TraceError for quotes that nothing closes, and for headings between the rows.
     """
-    tally, stream = file.tally, _Stream(file.chunks())
+    stream = _Stream(file.chunks())
     bad: list[int] = []
 
     def count(row: arrow_csv.InvalidRow) -> str:
         bad.append(row.number)
         if row.text.strip():
-            tally.lose("malformed", row.number)
+            file.lose(row.number)
         return "skip"
 
     how = (
@@ -398,7 +393,7 @@ def _text_rows(
             again = pc.is_in(batch.column(0), pa.array(names)).to_numpy(zero_copy_only=False)
             if again.any():
                 raise TraceError(
-                    f"{tally.at(int(lines[again.argmax()]))}: headings between the rows",
+                    f"{file.at(int(lines[again.argmax()]))}: headings between the rows",
                     hint="Cut the file there, and import each part by itself.",
                 )
             kept = np.zeros(len(batch), np.bool_)
@@ -410,7 +405,7 @@ def _text_rows(
         stream.quotes = 1
     if stream.quotes % 2:
         raise TraceError(
-            f"{tally.at(begin)}: a quote from here on that nothing closes",
+            f"{file.at(begin)}: a quote from here on that nothing closes",
             hint="Export the table again: it is cut off, or a quote in a cell is not doubled.",
         )
 
@@ -424,8 +419,8 @@ hold columns of a hundred gigabytes."""
 
 def parquet_file(file: TraceFile) -> Opened:
     """Return the columns of a Parquet file; its numbers are rows."""
-    file.tally.unit = "row"
-    step = partial(_step, file.tally.place, STEP_BYTES + 4 * file.path.stat().st_size)
+    file.unit = "row"
+    step = partial(_step, str(file.path), STEP_BYTES + 4 * file.path.stat().st_size)
 
     def tables(columns: list[str] | None, rows: int) -> Iterator[dict[str, pa.Array]]:
         with step():
@@ -441,7 +436,7 @@ def parquet_file(file: TraceFile) -> Opened:
 
     first = next(tables(None, SAMPLE_ROWS), None)
     if not first:
-        raise TraceError(f"{file.tally.place}: no rows", hint="Is the file complete?")
+        raise TraceError(f"{file.path}: no rows", hint="Is the file complete?")
 
     def raws(wanted: Sequence[str]) -> Iterator[Raw]:
         used, begin = within(first, wanted), 1

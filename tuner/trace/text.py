@@ -6,14 +6,13 @@ No message shows a cell that could be text. Of headings and keys only what is no
 import re
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import chain
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from tuner.errors import TraceError
-from tuner.trace.files import Tally
+from tuner.trace.files import TraceFile
 from tuner.trace.rows import Object, Raw
 from tuner.trace.values import as_object, number, words
 
@@ -59,32 +58,28 @@ def is_text(value: object) -> bool:
     return isinstance(value, list) and any(map(is_text, value))
 
 
-def look_for_text(raw: Raw, tally: Tally) -> None:
+def look_for_text(raw: Raw, file: TraceFile) -> None:
     """Raise TraceError for the first row that holds text, unless that is allowed."""
-    if tally.allow_text:
+    if file.allow_text:
         return
-    if any(map(names_text, raw.names)) or _holds_others(raw.objects):
-        _look_in(raw.objects, raw, tally)
+    strings = (value for row in raw.objects for value in row.values() if type(value) is str)
+    holds_others = raw.kinds & {dict, list} or (
+        str in raw.kinds and any(string[:1] == "{" for string in strings)
+    )
+    if holds_others or any(map(names_text, raw.names)):
+        _look_in(raw.objects, raw, file)
     for name, column in raw.columns.items():
         is_string = pa.types.is_string(column.type)
         has_json = is_string and pc.any(pc.starts_with(column, pattern="{")).as_py()
         if names_text(name) or has_json or pa.types.is_nested(column.type):
-            _look_in([{name: cell} for cell in column.to_pylist()], raw, tally)
+            _look_in([{name: cell} for cell in column.to_pylist()], raw, file)
 
 
-def _holds_others(rows: Sequence[Object]) -> bool:
-    """Whether any value holds others; most rows are known by their types at once."""
-    types = {*map(type, chain.from_iterable(map(dict.values, rows)))}
-    strings = (value for row in rows for value in row.values() if type(value) is str)
-    has_strings = str in types and any(string[:1] == "{" for string in strings)
-    return has_strings or bool(types & {dict, list})
-
-
-def _look_in(rows: Sequence[Object], raw: Raw, tally: Tally) -> None:
+def _look_in(rows: Sequence[Object], raw: Raw, file: TraceFile) -> None:
     for line, row in zip(raw.lines.tolist(), rows, strict=False):
         if key := _text_in(row):
             raise TraceError(
-                f"{tally.at(line)}: holds text ({shown_key(key)})",
+                f"{file.at(line)}: holds text ({shown_key(key)})",
                 hint="tuner trace import --allow-text reads the rest; no text is ever written.",
             )
 

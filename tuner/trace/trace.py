@@ -48,14 +48,8 @@ class TraceRequest:
     """As production saw it: from arrival to the last token, or to the abort."""
     ttft_s: float | None = None
     queue_s: float | None = None
-    finish_reason: str | None = None
     priority: int | None = None
-    lora: str | None = None
-    model: str | None = None
     replica: int | None = None
-    stream: bool | None = None
-    cached_tokens: int | None = None
-    num_images: int | None = None
     holds_place: bool = False
     """It is one of those in flight that a schedule asks for; its session is its place."""
 

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 import numpy as np
@@ -18,7 +18,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from tuner.trace.record import CODES, MAX_MS, MAX_TOKENS, REFUSED, Status, TimeUnit
+from tuner.trace.record import CODES, MAX_MS, MAX_TOKENS, REFUSED, Status
+
+TimeUnit = Literal["s", "ms", "us", "ns"]
 
 PER_S: dict[TimeUnit, int] = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 FROM_MS, TO_MS = 1.0e12, 4.0e12
@@ -138,7 +140,6 @@ def written_ms(text: str) -> float | None:
     >>> written_ms("1m2.5s"), written_ms("0 days 00:01:02.5"), written_ms("875 tokens")
     (62500.0, 62500.0, None)
     """
-    text = text.strip()[:80]
     if hit := _CLOCK_SPAN.fullmatch(text):
         parts = (float((part or "0").replace(",", ".")) for part in hit.groups())
         days, hours, minutes, seconds = parts
@@ -167,7 +168,7 @@ class Spans:
     def read(self, cells: Cells) -> Read:
         """Return ms."""
         if self.unit is None:
-            values, odd = _one_by_one(cells, lambda cell: written_ms(str(cell)))
+            values, odd = _one_by_one(cells, lambda cell: written_ms(str(cell).strip()[:80]))
         else:
             values, odd = numbers(cells)
             values = in_ms(values, self.unit)
@@ -321,57 +322,23 @@ def error_in(value: object) -> Status:
     return "ok" if is_empty(value) or str(value).strip().lower() in nothing else "error"
 
 
-def code_in(value: object) -> Status:
-    """Return what a code of HTTP within a message means; an error where there is none."""
-    code = re.search(r"\b(4\d\d|5\d\d)\b", str(value)[:1000])
-    return status_of(int(code[0])) if code else "error"
-
-
 def from_cache(value: object) -> bool | None:
     """Return whether a gateway answered from its cache; None where the cell does not say.
 
     >>> from_cache("SEMANTIC HIT"), from_cache("miss"), from_cache(True), from_cache(64)
     (True, False, True, None)
     """
-    text = str(value).strip().lower()
-    if text in ("true", "yes", "1", "hit") or text.endswith((" hit", "_hit")):
+    text = "" if is_empty(value) else re.split(r"[ _]", str(value).strip().lower())[-1]
+    if text in ("true", "yes", "1", "hit"):
         return True
     no = words("false no 0 miss disabled bypass refresh dynamic expired")
-    return False if text in no or text.endswith((" miss", "_miss")) or is_empty(value) else None
-
-
-def flag_in(value: object) -> bool | None:
-    """Return a flag; None where a cell holds none."""
-    return {"true": True, "false": False, "1": True, "0": False}.get(str(value).strip().lower())
-
-
-def word_in(value: object) -> str | None:
-    """Return a short word such as ``stop``; nothing that could be text."""
-    text = str(value).strip("[]'\"")
-    is_word = len(text) <= 32 and not is_empty(text) and re.fullmatch(r"[^\W_][\w-]*", text)
-    return text if is_word else None
+    return False if not text or text in no else None
 
 
 def name_in(value: object) -> str | None:
     """Return a name, which may be a number; nothing that is so long that it may be text."""
     name = "" if is_empty(value) or isinstance(value, bool | float) else str(value)
     return None if not name or (len(name) > MAX_NAME and " " in name) else name
-
-
-_NO_GENERATION = words(
-    "/embeddings /pooling /classify /score /rerank /tokenize /detokenize /models /health /healthz "
-    "/ping /metrics /version /load /ready /livez /readyz /docs /openapi.json /favicon.ico"
-)
-
-
-def generates(path: object) -> bool:
-    """Return whether a request to this path, or of this first line, can generate tokens."""
-    if is_empty(path):
-        return True
-    text = str(path)
-    text = text.partition(" ")[2].partition(" ")[0] if " " in text else text
-    bare = text.partition("?")[0].rstrip("/").lower()
-    return bool(bare) and not bare.endswith(tuple(_NO_GENERATION))
 
 
 def as_object(value: object) -> dict[str, Any] | None:

@@ -1,7 +1,5 @@
 """``tuner trace``: what it shows of a trace, and what it writes."""
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -143,12 +141,6 @@ def test_an_import_is_the_same_traffic_with_a_header(tmp_path: Path) -> None:
     assert after.digest == before.digest
     assert (after.header.source, after.header.block_size) == ("mooncake", 512)
 
-
-def test_standard_input_is_a_file_like_any_other(tmp_path: Path) -> None:
-    program = str(Path(sys.executable).with_name("tuner"))
-    words = [program, "trace", "import", "-", "-o", "out"]
-    subprocess.run(words, input=SAMPLE.read_bytes(), cwd=tmp_path, check=True, capture_output=True)
-    assert load(tmp_path / "out").digest == load(SAMPLE).digest
 
 
 def test_ticks_are_spread_evenly_and_the_result_says_so(tmp_path: Path) -> None:

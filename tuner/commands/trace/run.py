@@ -1,11 +1,6 @@
 """Run ``tuner trace``, once its options are read."""
 
 import re
-import shutil
-import sys
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,7 +16,6 @@ from tuner.commands.trace.options import (
 from tuner.errors import TraceError, UsageError
 from tuner.system.files import whole_file
 from tuner.trace.columns import Columns
-from tuner.trace.files import STDIN
 from tuner.trace.guess import ReadOptions, parse_columns
 from tuner.trace.reading import read
 from tuner.trace.trace import Trace
@@ -55,7 +49,7 @@ ONLY_FOR = {
 def show(options: TraceShowOptions) -> None:
     """Show a trace. Raises TraceError, UsageError."""
     trace = _read(options.file, options)
-    report = _report(_place(options.file), trace)
+    report = _report(str(options.file), trace)
     traffic, columns = report.traffic, trace.columns
     if options.window or (traffic.served and traffic.duration_s >= 2 * BUSIEST_S):
         start_s, length_s = _part(columns, options.window or "busiest")
@@ -112,39 +106,11 @@ def _report(place: str, trace: Trace) -> TraceReport:
     return TraceReport(place, trace, describe(columns), shares=shares)
 
 
-def _place(file: Path) -> str:
-    return STDIN if str(file) == "-" else str(file)
-
-
 def _read(file: Path, options: ReadingOptions, *, allow_text: bool = False) -> Trace:
     """Read a trace file as the options say."""
-    wanted = ReadOptions(
-        format_name=options.format_name,
-        time_unit=options.time_unit,
-        columns={} if options.columns is None else parse_columns(options.columns),
-        allow_text=allow_text,
-        name=_place(file),
-    )
-    with _regular(file) as path:
-        return read(path, wanted)
-
-
-@contextmanager
-def _regular(file: Path) -> Iterator[Path]:
-    """Yield the file, or one that holds all of standard input."""
-    if _place(file) != STDIN:
-        yield file
-        return
-    with tempfile.TemporaryFile() as copy:
-        try:
-            shutil.copyfileobj(sys.stdin.buffer, copy, 2**20)
-            copy.flush()
-        except OSError as problem:
-            raise TraceError(
-                f"stdin: cannot be kept in {tempfile.gettempdir()}: {problem.strerror}",
-                hint="Free some space, or name another folder with TMPDIR.",
-            ) from None
-        yield Path(f"/dev/fd/{copy.fileno()}")
+    columns = {} if options.columns is None else parse_columns(options.columns)
+    wanted = ReadOptions(options.format_name, options.time_unit, columns, allow_text)
+    return read(file, wanted)
 
 
 def _imported(options: TraceImportOptions) -> Trace:
@@ -164,8 +130,7 @@ def _imported(options: TraceImportOptions) -> Trace:
     if kind == "file":
         return _read(Path(first), options, allow_text=options.allow_text)
     if options.lengths is not None:
-        with _regular(Path(first)) as path:
-            return scheduled(path, options.lengths)
+        return scheduled(Path(first), options.lengths)
     from tuner.capture import join, prometheus  # noqa: PLC0415 - loads the recorder
 
     if kind == "recording":
