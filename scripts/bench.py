@@ -32,7 +32,7 @@ from tuner.engines.server.start import ServerStarter
 from tuner.profile.profile import load as load_profile
 from tuner.profile.summary import milliseconds, minutes, percent, promised
 from tuner.replay.replay import CutRule, replay
-from tuner.trace.encode import lines_of
+from tuner.trace.columns import lines_of
 from tuner.trace.trace import load
 from tuner.traffic.clients import prompt_token_ids
 from tuner.traffic.slo import Slo

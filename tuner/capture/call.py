@@ -119,12 +119,13 @@ def call_of(engine: Any, arguments: Mapping[str, Any], arrival_s: float, key: by
 
     lora = getattr(arguments.get("lora_request"), "lora_name", None)
     session, ids = arguments.get("session_id"), part("prompt_token_ids")
+    named = b"session\0" + str(session).encode(errors="replace")  # which the digest does not reveal
     row = Row(
         timestamp=0,
         input_length=None if ids is None else len(ids),
         n=params.n,
         max_tokens=params.max_tokens,
-        session_id=None if session is None else pseudonym(str(session), key),
+        session_id=None if session is None else hmac.digest(key, named, "sha256")[:6].hex(),
         priority=arguments.get("priority") or None,
         replica=arguments.get("data_parallel_rank"),
     )
@@ -162,12 +163,6 @@ class Exchange:
     """Recording it failed: it has no row, and is counted as lost."""
 
     calls: list[Call] = field(default_factory=list)
-
-    def call_arrival_s(self) -> float:
-        """Return when a call that begins now arrived: the prompts of a batch arrive with the
-        request, the steps of a beam search after the step before."""
-        is_later = any(call.end == "finished" for call in self.calls)
-        return time.monotonic() if is_later else self.arrival_s
 
     def end_call(self, call: Call, end: End) -> None:
         """Enter that a call ended; the first end counts. Emit it if the request is over, too."""
@@ -223,20 +218,16 @@ def finished_row(call: Call, *, origin_s: float, key: bytes) -> Row:
     )
     if 0 < queued_s <= scheduled_s:
         row.queue_ms = _ms(scheduled_s - queued_s)
-    row.hash_ids = _hash_ids(call, key)
-    return row
-
-
-def _hash_ids(call: Call, key: bytes) -> tuple[int, ...]:
-    result: list[int] = []
+    ids: list[int] = []
     try:
-        for block_id in prefix_ids(call.token_ids[:MAX_TOKENS_HASHED], key, BLOCK_SIZE, call.cache):
-            result.append(block_id)
-            if len(result) % HASH_SLICE == 0:
+        for id_ in prefix_ids(call.token_ids[:MAX_TOKENS_HASHED], key, BLOCK_SIZE, call.cache):
+            ids.append(id_)
+            if len(ids) % HASH_SLICE == 0:
                 breathe()
     except OverflowError:  # a client sends what it likes
-        return ()
-    return tuple(result)
+        ids = []
+    row.hash_ids = tuple(ids)
+    return row
 
 
 def prefix_ids(
@@ -253,11 +244,6 @@ def prefix_ids(
         block = array("q", tokens[start : start + block_size]).tobytes()
         above = hmac.digest(key, above + block + context, "sha256")
         yield int.from_bytes(above[:8], "big") >> (64 - ID_BITS)
-
-
-def pseudonym(text: str, key: bytes) -> str:
-    """Return a name that is the same for the same text, and reveals nothing else."""
-    return hmac.digest(key, b"session\0" + text.encode(errors="replace"), "sha256")[:6].hex()
 
 
 def _ms(seconds: float) -> float:

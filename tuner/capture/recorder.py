@@ -7,6 +7,7 @@ and is logged once: no request fails because of it, and no other row is lost.
 
 import inspect
 import os
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from contextlib import aclosing
 from functools import partial
@@ -101,7 +102,10 @@ class TraceRecorder:
 
         def begin(exchange: Exchange, *args: Any, **kwargs: Any) -> Call:  # noqa: ANN401
             arguments = signature.bind(*args, **kwargs).arguments
-            call = call_of(engine, arguments, exchange.call_arrival_s(), spool.key)
+            # The prompts of a batch arrive with the request, steps of a beam after the step before.
+            is_later = any(call.end == "finished" for call in exchange.calls)
+            arrival_s = time.monotonic() if is_later else exchange.arrival_s
+            call = call_of(engine, arguments, arrival_s, spool.key)
             exchange.calls.append(call)
             return call
 

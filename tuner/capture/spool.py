@@ -62,19 +62,19 @@ class Spool:
         written.
         """
 
-        def setting(name: str, default: str, pattern: str, what: str) -> str:
-            value = environment.get(name, default).strip()
-            if not re.fullmatch(pattern, value):
-                raise UsageError(f"{name} is not {what}", hint="Leave it out for the default.")
-            return value
-
-        digits = "32 or more hexadecimal digits (openssl rand -hex 32)"
-        key = setting("TUNER_TRACE_KEY", secrets.token_hex(32), "([0-9a-fA-F]{2}){16,}", digits)
+        key = environment.get("TUNER_TRACE_KEY") or secrets.token_hex(32)
+        most_mb = environment.get("TUNER_TRACE_MAX_MB") or "4096"
+        if not re.fullmatch("([0-9a-fA-F]{2}){16,}", key) or not re.fullmatch(
+            "[0-9]{1,9}", most_mb
+        ):
+            what = "TUNER_TRACE_KEY is not 32 or more hexadecimal digits, or "
+            raise UsageError(
+                f"{what}TUNER_TRACE_MAX_MB is not a whole number",
+                hint="Leave them out for the defaults.",
+            )
         self.key = bytes.fromhex(key)
         """Of the hashes. It is in no file, and gone with the process unless the user set it."""
 
-        megabytes = "a whole number of megabytes from 1 to 999999999"
-        most_mb = setting("TUNER_TRACE_MAX_MB", "4096", "[1-9][0-9]{0,8}", megabytes)
         self._max_bytes = int(most_mb) * 10**6
         self.keeps_prefixes = environment.get("TUNER_TRACE_PREFIX_IDS") != "0"
         self.origin_s, began = time.monotonic(), datetime.now(UTC)

@@ -17,9 +17,9 @@ from tuner.errors import TraceError, UsageError
 from tuner.trace import nested
 from tuner.trace.files import TraceFile
 from tuner.trace.headings import SPANS, TIMES, Role
-from tuner.trace.record import FIELDS
+from tuner.trace.record import FIELDS, TimeUnit
 from tuner.trace.rows import Numbered, Opened
-from tuner.trace.values import Cells, Clock, Read, Spans, TimeUnit, counts
+from tuner.trace.values import Cells, Clock, Read, Spans, counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +72,12 @@ class Format:
     """Times count from some other moment than the trace's origin, so that the first becomes it."""
     whole_ms: bool = False
     """Times without a fraction are ms; for others the user must name the unit."""
+    silent_is_error: bool = False
+    """A request without output failed."""
     keeps: Sequence[str] = ()
     """Names that stay as they are, for they are pseudonyms or were published."""
     sums_of_n: bool = False
     """Of n sequences only the sum of their outputs is known."""
-    silent_is_error: bool = False
-    """A request without output failed."""
     generating: Sequence[str] | None = None
     """Kinds of rows that are requests, in lower case; others are not."""
     flag: bool = False
@@ -92,8 +92,6 @@ class Format:
     flatten: Callable[[Numbered, TraceFile], Numbered] | None = None
     is_table: bool = True
     """Its rows have columns of its own; otherwise they are objects in JSON."""
-    are_spans: bool = False
-    """Several rows may be one request: see ``same``."""
 
     @property
     def clock(self) -> Clock:
@@ -146,8 +144,7 @@ _RECORD = {ROLE_OF.get(each.key, each.key): [each.key] for each in FIELDS}
 BASES: dict[str, dict[Role, list[str]]] = {
     "": {},
     "record": _RECORD,
-    "flat": {**_RECORD, **{key: [key] for key in ("end", "first_token", "reason")}},
-    **_ROWS["base"],
+    "flat": {**_RECORD, **{key: [key] for key in ("end", "first_token")}},
 }
 
 
@@ -157,7 +154,7 @@ def reader_of(role: Role, **how: Any) -> Clock | Spans | None:  # noqa: ANN401 -
 
 
 def _format(row: dict[str, Any]) -> Format:
-    base, read = row.pop("base", ""), row.pop("read", {})
+    base, read, is_table = row.pop("base", ""), row.pop("read", {}), row.pop("is_table", False)
     flatten = vars(nested).get(row.pop("flatten", ""))
     columns = {**BASES[base], **row.pop("columns", {})}
     return Format(
@@ -167,7 +164,7 @@ def _format(row: dict[str, Any]) -> Format:
             role: Column(tuple(paths), reader_of(role, **read.get(role, {})))
             for role, paths in columns.items()
         },
-        is_table=not base and "refused" not in row,
+        is_table=not base and ("refused" not in row or is_table),
     )
 
 
@@ -179,12 +176,10 @@ TABLE = Format("table", "Any table of requests, by its headings: CSV, TSV, JSON 
 
 def named(name: str) -> Format:
     """Return the format that the user names. Raises UsageError."""
-    by_name = {known.name.replace("-", "_"): known for known in (*FORMATS, TABLE)}
-    result = by_name.get(name.lower().replace("-", "_"))
-    if result is None:
-        names = ", ".join(known.name for known in by_name.values())
-        raise UsageError(f"no trace format {name!r}", hint=f"Known: {names}.")
-    return result
+    by_name = {known.name: known for known in (*FORMATS, TABLE)}
+    if name not in by_name:
+        raise UsageError(f"no trace format {name!r}", hint=f"Known: {', '.join(by_name)}.")
+    return by_name[name]
 
 
 HEAD_BYTES = 2**18

@@ -7,13 +7,13 @@ columns may fit one role: the one with the fewest words beside those that count 
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
 import msgspec
 
-from tuner.trace.values import UNITS, TimeUnit, words
+from tuner.trace.record import TimeUnit
+from tuner.trace.values import UNITS, words
 
 Role = str
 """What a column is."""
@@ -29,16 +29,12 @@ ROLES: tuple[Role, ...] = (*_ROLES.split(),)
 ``cache_hit`` is whether a gateway answered, and no server; ``kind`` is whether a row is a call of a
 model, or a link that sums up several.
 
-Formats whose columns are known have more: other fields of the record, ``path`` and ``flags`` of an
-access log, ``reason`` why a row is no request, and what links rows that are one request: ``trace``,
-``span``, ``parent``, ``server``, ``key``."""
+Formats whose columns are known have more: other fields of the record, and ``path`` and ``flags`` of
+an access log."""
 
 TIMES = words("timestamp end first_token")
 SPANS = words("duration ttft queue")
-COUNTS = words(
-    "input_length output_length cached_tokens requests cache_creation_tokens "
-    "max_tokens n turn row replica priority"
-)
+COUNTS = words("input_length output_length cached_tokens cache_creation_tokens max_tokens requests")
 MAIN = words("timestamp input_length output_length")
 
 
@@ -84,15 +80,9 @@ MONGODB = re.compile(r"\.\$(?:date|number\w+|oid)\b")
 """Names of types, which stand around values."""
 
 
-@dataclass(frozen=True, slots=True)
-class Meaning:
-    """One thing that a heading may mean."""
-
-    role: Role
-    rank: int
-    """0 fits best; of two columns for one role the lower is taken."""
-    unit: TimeUnit | None = None
-    """Of a time, where the heading names it."""
+Meaning = tuple[Role, int, TimeUnit | None]
+"""What a heading may mean, its rank (of two columns for one role the lower is taken), and of a time
+the unit that it names."""
 
 
 def role_of(name: str) -> tuple[Role | None, TimeUnit | None]:
@@ -105,11 +95,6 @@ def role_of(name: str) -> tuple[Role | None, TimeUnit | None]:
         return name, None
     role, _, suffix = name.rpartition("_")
     return (role, UNITS[suffix]) if role in SPANS | TIMES and suffix in UNITS else (None, None)
-
-
-def unit_of(heading: str) -> TimeUnit | None:
-    """Return the unit that a heading names: ``offset_s``."""
-    return next((UNITS[word] for word in words_of(heading)[:0:-1] if word in UNITS), None)
 
 
 def words_of(heading: str) -> list[str]:
@@ -148,7 +133,7 @@ def _meanings(heading: str) -> Iterator[Meaning]:
     name = " ".join(leaf[leaf[0] == "ai" and len(leaf) > 1 :])  # PostHog's $ai_model
     for role, names in WHOLE.items():
         if name in names and not (role == "replica" and "request" in parts[:-1]):
-            yield Meaning(role, len(path))  # a request's host is the one that was asked
+            yield role, len(path), None  # a request's host is the one that was asked
     above = {word for words in path[:-1] for word in words}
     depth = len(path) + 3 * bool(above & word_set("@not_a_count"))
     has = frozenset(plain)
@@ -163,7 +148,7 @@ def _meanings(heading: str) -> Iterator[Meaning]:
             is_met = beside <= rule.most and not marks & word_set(rule.none)
             if is_met and all(marks & word_set(each) for each in rule.all):
                 rank = rule.rank + rule.weight * beside + depth * rule.deep
-                yield Meaning(rule.role, rank, unit if scope == "time" else None)
+                yield rule.role, rank, unit if scope == "time" else None
                 if rule.stop:
                     break
 
@@ -179,7 +164,7 @@ def in_words(heading: str) -> bool:
 
 def main_roles(headings: Iterable[str]) -> set[Role]:
     """Return which of the three main roles these headings may have."""
-    roles = {meaning.role for heading in headings for meaning in meanings(heading)}
+    roles = {role for heading in headings for role, *_ in meanings(heading)}
     if {"end", "duration"} <= roles:
         roles.add("timestamp")
     return roles & MAIN

@@ -10,8 +10,9 @@ from typing import Any
 
 from tuner.errors import TraceError
 from tuner.trace.files import TraceFile
+from tuner.trace.record import MAX_TOKENS
 from tuner.trace.rows import Numbered, Object, first
-from tuner.trace.values import date_ms, error_in, is_empty, number, status_of, words
+from tuner.trace.values import date_ms, number
 
 
 def _of(row: Object, keys: Iterable[str]) -> Any:  # noqa: ANN401 - any JSON
@@ -64,98 +65,46 @@ def llmservingsim(rows: Numbered, _: TraceFile) -> Numbered:
 CLOCKS = ("arrival_time", "queued_ts", "scheduled_ts", "first_token_ts", "last_token_ts")
 
 
-def vllm_bench(rows: Numbered, file: TraceFile) -> Numbered:
-    """Yield the requests of results of ``vllm bench serve``: documents with a list for each column.
-
-    Stamps are s of a monotonic clock. With ``--max-concurrency`` a request waits in the client for
-    ``queue_times`` before it is sent, so that it was due so much earlier.
-    """
-    (line, result), *more = rows
-    if more:
-        raise TraceError(
-            f"{file.at(more[0][0])}: a second result",
-            hint="One result a file: --append-result writes several, one a line; split them.",
-        )
-    lists = ((key, result.get(key)) for key in BENCH)
-    sizes = {key: len(cells) for key, cells in lists if isinstance(cells, list) and cells}
-    if len({*sizes.values()}) != 1 or not {*BENCH[:3]} <= sizes.keys():
-        raise TraceError(
-            f"{file.path}: not a detailed result, or not all of one: entries: {sizes}",
-            hint="Run vllm bench serve with --save-result --save-detailed; old versions of vLLM, "
-            "and SGLang, never write start_times.",
-        )
-    for cells in zip(*(result[key] for key in sizes), strict=True):
-        held = dict(zip(sizes, cells, strict=True))
-        queue_s, status = number(held.get("queue_times")) or 0, error_in(held.get("errors"))
-        ttft_s, lasted_s, gaps = (held.get(key) for key in ("ttfts", "latencies", "itls"))
-        if is_empty(lasted_s) and isinstance(gaps, list) and not is_empty(ttft_s):
-            lasted_s = math.fsum(filter(None, map(number, [ttft_s, *gaps])))
-        result = {
-            "timestamp": _ms(held["start_times"], -queue_s),
-            "input_length": held["input_lens"],
-            "output_length": held["output_lens"],
-            "status": status,
-        }
-        if status == "ok":
-            result |= {"e2e_ms": _ms(lasted_s, queue_s), "ttft_ms": _ms(ttft_s, queue_s)}
-        yield line, result
-
-
-BENCH = (
-    *("start_times", "input_lens", "output_lens"),
-    *("ttfts", "itls", "latencies", "queue_times", "errors"),
-)
-
-# Spans of OpenTelemetry, in every spelling. Whole numbers of 64 bits are text there, or numbers.
+# vLLM's spans. Whole numbers of 64 bits are text in OTLP/JSON, or numbers.
 
 REQUEST_NAME = "llm_request"
-"""vLLM's name for the span of a request."""
+"""vLLM's name for the span of a request; other spans are not counted."""
 
-TOKENS = words(
-    "gen_ai.usage.input_tokens gen_ai.usage.prompt_tokens llm.token_count.prompt "
-    "llm.usage.prompt_tokens ai.usage.inputTokens langfuse.observation.usage_details "
-    "gen_ai.usage.output_tokens gen_ai.usage.completion_tokens llm.token_count.completion "
-    "llm.usage.completion_tokens ai.usage.outputTokens"
-)
-"""Attributes that only a call of a model has."""
-
-CODE = ("http.response.status_code", "http.status_code", "error.type")
 INSTANCE = ("service.instance.id", "host.name", "k8s.pod.name")
-KIND = words(
-    "gen_ai.operation.name openinference.span.kind langfuse.observation.type llm.request.type "
-    "traceloop.span.kind"
-)
-GENERATING = words("chat text_completion generate_content completion llm generation")
-OTHER_CALLS = words("embeddings embedding rerank reranker")
-LINKS = words(
-    "invoke_agent create_agent execute_tool invoke_workflow retrieval agent chain tool workflow "
-    "task retriever guardrail evaluator span event"
-)
-"""These sum up what the requests beneath them used."""
-
-CLIENTS = "times are the clients': with the network, and with what they tried again"
+INPUT = ("gen_ai.usage.prompt_tokens", "gen_ai.usage.input_tokens")
+OUTPUT = ("gen_ai.usage.completion_tokens", "gen_ai.usage.output_tokens")
 
 
-def genai_spans(rows: Numbered, file: TraceFile) -> Numbered:
-    """Yield spans of calls to language models, and those that link them."""
-    spans = result = 0
-    for line, span, resource in _spans(rows, file):
-        spans += 1
+def vllm_spans(rows: Numbered, file: TraceFile) -> Numbered:
+    """Yield the requests of vLLM's spans, of which each sequence of n > 1 has its own."""
+    requests: dict[str, dict[object, tuple[int, Object]]] = {}
+    for place, (line, span, resource) in enumerate(_spans(rows, file)):
+        if span.get("name") != REQUEST_NAME:
+            continue
         row = _request(span, resource)
-        kind = str(_of(row, KIND)).lower()
-        is_request = kind in GENERATING or span.get("name") == REQUEST_NAME
-        if kind not in OTHER_CALLS | LINKS:
-            is_request |= _of(row, TOKENS) is not None
-        result += is_request or kind in OTHER_CALLS
-        if is_request and not row["server"]:
-            file.note(CLIENTS)
-        reason = "not_generation" if kind in OTHER_CALLS else None if is_request else "link"
-        yield line, row | {"reason": reason}
-    if not result:
+        span_id = str(span.get("spanId") or place)
+        tokens = [number(_of(row, names)) or 0 for names in (INPUT, OUTPUT)]
+        is_usable = all(0 < each <= MAX_TOKENS and each % 1 == 0 for each in tokens)
+        same = requests.setdefault((is_usable and row["key"]) or span_id, {})
+        if same:
+            file.rows_read += 1
+            file.drop("same_request", line)
+        same.setdefault(span_id, (line, row))
+    if not requests:
         raise TraceError(
-            f"{file.path}: none of its {spans:,} spans is a request to a language model",
-            hint="docs/traces.md lists the attributes by which one is known.",
+            f"{file.path}: none of its spans is vLLM's of a request ({REQUEST_NAME})",
+            hint="Start vllm serve with --otlp-traces-endpoint, or with --middleware "
+            "tuner.capture.TraceRecorder.",
         )
+    for same in requests.values():
+        (line, row), *others = same.values()
+        if others:
+            each = [row, *(other for _, other in others)]
+            lengths = [int(number(_of(one, OUTPUT)) or 0) for one in each]
+            ends = [end for one in each if (end := number(one["end"])) is not None]
+            row |= {"n": len(each), "output_lengths": lengths, "output_length": max(lengths)}
+            row["end"] = max(ends, default=None)
+        yield line, row
 
 
 def _spans(rows: Numbered, file: TraceFile) -> Iterator[tuple[int, Object, Object]]:
@@ -195,20 +144,15 @@ def _value(value: object) -> Any:  # noqa: ANN401 - whatever it holds
 
 
 def _request(span: Object, resource: Object) -> Object:
-    """Return the attributes of a span, its times, and what it is linked by."""
-    attributes, events = _attributes(span), span.get("events")
+    """Return the attributes of a span, its times, and what it is known by."""
+    attributes = _attributes(span)
     start_ms, end_ms = (_span_ms(span.get(f"{side}TimeUnixNano")) for side in ("start", "end"))
-    is_server = span.get("kind") in (2, "SPAN_KIND_SERVER")
     instance, request = _of(resource, INSTANCE), attributes.get("gen_ai.request.id")
+    events = span.get("events")
     return attributes | {
         "timestamp": start_ms,
         "end": end_ms,
-        "status": _span_status(span, attributes),
-        "replica": instance if is_server else None,
-        "trace": span.get("traceId"),
-        "span": span.get("spanId"),
-        "parent": span.get("parentSpanId"),
-        "server": is_server,
+        "replica": instance,
         "key": None if request is None else f"{request} {instance} {start_ms}",
         "events": [*map(_attributes, events)] if isinstance(events, list) else None,
     }
@@ -218,15 +162,3 @@ def _span_ms(nanoseconds: Any) -> Any:  # noqa: ANN401 - what is no time stays w
     """Return ms, to the microsecond, divided as integers first; 0 is an unknown time."""
     ns = number(nanoseconds)
     return round(ns // 1000 / 1000, 3) if ns else None if ns == 0 else nanoseconds
-
-
-def _span_status(span: Object, attributes: Object) -> str:
-    held, kind = span.get("status"), attributes.get("error.type")
-    code = held.get("code") if isinstance(held, dict) else None
-    if code not in (2, "STATUS_CODE_ERROR") and is_empty(kind):
-        return "ok"
-    http = number(_of(attributes, CODE))
-    if http is not None and status_of(int(http)) != "ok":
-        return status_of(int(http))
-    gone = any(word in str(kind).lower() for word in ("cancel", "disconnect"))
-    return "aborted" if gone else "error"

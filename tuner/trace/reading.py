@@ -1,7 +1,7 @@
 """Read a trace file: bytes to raw columns, raw columns to checked ones, these to a ``Trace``.
 
 ``rows`` finds the rows, ``formats`` or ``guess`` say which column is what, ``nested`` makes flat
-rows where they are none, ``Checker`` reads every cell, ``spans`` finds rows that are one request.
+rows where they are none, ``Checker`` reads every cell.
 """
 
 import re
@@ -19,14 +19,23 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from tuner.errors import TraceError, UsageError
-from tuner.trace.encode import TYPES
+from tuner.trace.columns import TYPES
 from tuner.trace.files import TraceFile
 from tuner.trace.formats import CANONICAL, KEY_OF, TABLE, Format, detected, named
-from tuner.trace.guess import ReadOptions, guessed, is_far_off
+from tuner.trace.guess import guessed, is_far_off
 from tuner.trace.headings import Role, main_roles
-from tuner.trace.record import CODES, FIELDS, REASONS, SERVED, VERSION, Field, Status, TraceHeader
+from tuner.trace.record import (
+    CODES,
+    FIELDS,
+    REASONS,
+    SERVED,
+    VERSION,
+    Field,
+    ReadOptions,
+    Status,
+    TraceHeader,
+)
 from tuner.trace.rows import ROWS, Numbered, Opened, Raw, opened
-from tuner.trace.same import LINKS, requests_of
 from tuner.trace.text import look_for_text, names_text
 from tuner.trace.trace import Trace, sorted_by_arrival
 from tuner.trace.values import (
@@ -88,8 +97,6 @@ def _read(file: TraceFile, options: ReadOptions) -> Trace:
         raise _nothing(file)
     table = pa.concat_tables(tables, promote_options="default")
     tables.clear()
-    if known.are_spans:
-        table = _settled(table, file)
     lines, table = table.column("line"), table.drop_columns("line").combine_chunks()
     pa.default_memory_pool().release_unused()
     _check_times(table, lines, known, file)
@@ -151,12 +158,14 @@ def _raws(rows_of: Opened, known: Format, file: TraceFile) -> Iterator[Raw]:
 def _headless(raws: Iterator[Raw], file: TraceFile) -> Iterator[Raw]:
     """Yield the rows below the header. Raises TraceError for a second one."""
     for block, raw in enumerate(raws):
-        headers = [place for place, row in enumerate(raw.objects) if "tuner_trace" in row]
-        if headers and (block or headers != [0]):
+        is_headed = block == 0 and "tuner_trace" in (raw.objects or ({},))[0]
+        rest = Raw(raw.lines[is_headed:], raw.objects[is_headed:])
+        if "tuner_trace" in rest.names:
+            line = rest.lines[["tuner_trace" in row for row in rest.objects].index(True)]
             what = "a second header: two traces with two origins in one file"
             cure = "Split the file at this line and use the parts one by one."
-            raise TraceError(f"{file.at(int(raw.lines[headers[-1]]))}: {what}", hint=cure)
-        yield Raw(raw.lines[len(headers) :], raw.objects[len(headers) :])
+            raise TraceError(f"{file.at(int(line))}: {what}", hint=cure)
+        yield rest
 
 
 def _flat(raws: Iterator[Raw], known: Format, file: TraceFile) -> Iterator[Raw]:
@@ -169,18 +178,6 @@ def _flat(raws: Iterator[Raw], known: Format, file: TraceFile) -> Iterator[Raw]:
     flat = known.flatten(rows(), file)
     while some := list(islice(flat, ROWS)):
         yield Raw(np.array([line for line, _ in some], np.int64), [row for _, row in some])
-
-
-def _settled(table: pa.Table, file: TraceFile) -> pa.Table:
-    """Return the requests that there really are."""
-    kept, doubled = requests_of(table.to_pylist())
-    for row in doubled:
-        file.drop("same_request", row["line"])
-    if not kept:
-        raise _nothing(file)
-    result = pa.Table.from_pylist(kept, pa.schema([*TYPES.items(), ("line", pa.int32())]))
-    names = result.column_names
-    return result.select([name for name in names if result.column(name).null_count < len(result)])
 
 
 def _check_times(table: pa.Table, lines: pa.ChunkedArray, known: Format, file: TraceFile) -> None:
@@ -251,9 +248,6 @@ def _trace(table: pa.Table, header: TraceHeader, known: Format, file: TraceFile)
 
 STATUSES: tuple[Status, ...] = get_args(Status)
 CODE_OF: dict[Status, int] = {status: code for code, status in enumerate(STATUSES)}
-LINK = 255
-"""The code of a row that only links others, and is not counted."""
-
 CHAIN = words(
     "chain agent tool retriever retrieval workflow task parser prompt guardrail reranker "
     "embedding evaluator"
@@ -285,10 +279,7 @@ class Checker:
         self.names: dict[Role, dict[str, int]] = {role: {} for role in NUMBERED}
 
     def checked(self, raw: Raw) -> pa.Table:
-        """Return the rows that can be used, with their lines; count the others.
-
-        Of rows that may be one request all are returned, with what links them.
-        """
+        """Return the rows that can be used, with their lines; count the others."""
         self.raw = raw
         self.reasons: NDArray[np.uint8] = np.zeros(len(raw), np.uint8)
         self.columns: dict[str, pa.Array] = {"line": pa.array(raw.lines, pa.int32())}
@@ -305,17 +296,12 @@ class Checker:
         if self.format.sums_of_n and "n" in self.columns:  # only the sum of their outputs is known
             n = self.columns.pop("n").fill_null(1).to_numpy(zero_copy_only=False)
             self._drop(n > 1, "several_requests")
-        self.file.rows_read += int((self.reasons != LINK).sum())
-        for code in {*np.unique(self.reasons).tolist()} - {0, LINK}:
+        self.file.rows_read += len(raw)
+        for code in {*self.reasons.tolist()} - {0}:
             places = np.flatnonzero(self.reasons == code)
             self.file.drop([*REASONS][code - 1], int(raw.lines[places[0]]), count=len(places))
         kept = pa.array(self.reasons == 0)
-        if not self.format.are_spans:
-            return pa.table(self.columns).filter(kept)
-        for role in LINKS:
-            cells = [None] * len(raw) if (held := self._cells(role)) is None else as_list(held)
-            self.columns[role] = pa.array([*map(_id, cells)], pa.string())
-        return pa.table({**self.columns, "is_request": kept})
+        return pa.table(self.columns).filter(kept)
 
     def _cells(self, role: Role) -> Cells | None:
         """Return the cells of a role; None where the format or these rows have none."""
@@ -356,7 +342,6 @@ class Checker:
 
         requests = self._numbers("requests", where=False)
         self._drop(~np.isnan(requests) & (requests != 1), "several_requests")
-        self._drop(self._each("reason", lambda cell: CODES.get(cell, LINK)))
         self._drop(self._each("cache_hit", lambda cell: from_cache(cell) is True), "cache_hit")
         self._drop(self._each("kind", is_no_call), "not_generation")
         paths = self._each("path", lambda path: NO_GENERATION.search(str(path)) is not None)
@@ -454,15 +439,13 @@ class Checker:
             is_list = isinstance(cell, list) and {*map(type, cell)} <= {int}
             if not is_list or min(cell, default=0) < 0:
                 return None
-            if field.key == "hash_ids":  # of hashes of 64 bits what is left differs, too
-                return [each % 2**63 for each in cell]
+            cell = [each % 2**63 for each in cell]  # of hashes of 64 bits what is left differs, too
             return cell if max(cell, default=0) <= field.most else None
 
         is_given = np.array([cell is not None for cell in cells])
         if not is_given.any():
             return
-        column = pa.array(map(checked, cells), TYPES[field.key])
-        self.columns[field.key] = column
+        self.columns[field.key] = column = pa.array(map(checked, cells), TYPES[field.key])
         self._drop(is_given & column.is_null().to_numpy(zero_copy_only=False), "bad_field")
         if field.key == "hash_ids":
             sizes = column.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
@@ -471,9 +454,3 @@ class Checker:
 
 
 SIDES = ("output", "input")
-
-
-def _id(value: object) -> str | None:
-    """Return what identifies a span; a flag is a word."""
-    text = "yes" if value is True else value
-    return text if isinstance(text, str) and text.strip("0") else None

@@ -19,6 +19,9 @@ SERVED: tuple[Status, ...] = ("ok", "aborted")
 REFUSED = frozenset({400, 413, 422, 429, 503})
 """HTTP statuses that reject a request: it is too long, or the server too full."""
 
+TimeUnit = Literal["s", "ms", "us", "ns"]
+"""The unit of times that are numbers."""
+
 SCHEDULE = "concurrency_schedule"
 """Source of a trace that was made of a concurrency schedule, in its header."""
 
@@ -77,6 +80,16 @@ class Row(msgspec.Struct, omit_defaults=True, gc=False):
     replica: Count = None
     row: Count = None
     """Position in the trace that this one was cut from; absent where it is the position here."""
+
+
+class ReadOptions(msgspec.Struct, kw_only=True):
+    """What the user says of a file; nothing by default."""
+
+    format_name: str | None = None
+    time_unit: TimeUnit | None = None
+    columns: str | None = None
+    """``timestamp=ts,duration_ms=#7``: role, or role and unit, = heading, dotted path or number."""
+    allow_text: bool = False
 
 
 KINDS = {

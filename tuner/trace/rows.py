@@ -24,7 +24,7 @@ from tuner.errors import TraceError
 from tuner.system.memory import at_most
 from tuner.trace.files import PARQUET, TraceFile
 from tuner.trace.headings import main_roles
-from tuner.trace.values import Cells, Ints, as_list, as_object, is_empty, number
+from tuner.trace.values import Cells, Ints, as_list, as_object, is_empty
 
 MOST_COLUMNS = 2000
 SAMPLE_ROWS, ROWS = 1000, 2**16
@@ -88,23 +88,10 @@ def at(row: Mapping[str, Any], path: str) -> Any:  # noqa: ANN401 - any JSON
     """Return what stands at a dotted path, whose parts may have dots themselves."""
     if path in row:
         return only(row[path])
-    if path.startswith("*"):
-        return total(row, path[1:])
     for key, held in row.items():
         if path.startswith(f"{key}.") and (inner := as_object(held)) is not None:
             return at(inner, path[len(key) + 1 :])
     return None
-
-
-def total(row: Mapping[str, Any], word: str) -> Any:  # noqa: ANN401 - any JSON
-    """Return the sum of the counts of tokens whose key has a word: of ``*input`` at the end of a
-    path."""
-    keys = [key for key in row if word in key.lower() and "cost" not in key.lower()]
-    held = [row[key] for key in keys if not is_empty(row[key])]
-    if not held or row.get("unit") not in (None, "TOKENS"):
-        return None
-    known = [count for cell in held if (count := number(cell)) is not None]
-    return sum(known) if len(known) == len(held) else held[0]
 
 
 def only(held: Any) -> Any:  # noqa: ANN401 - any JSON
@@ -262,9 +249,7 @@ def _document(file: TraceFile) -> Opened:
     def raws(_: Sequence[str]) -> Iterator[Raw]:
         for place in {*range(1, len(rows) + 1)} - kept.keys():
             file.lose(place)
-        for begin in range(0, len(kept), ROWS):
-            some = [*kept][begin : begin + ROWS]
-            yield Raw(np.array(some), [kept[place] for place in some])
+        yield Raw(np.array([*kept], np.int64), [*kept.values()])
 
     return Opened([*kept.values()][:SAMPLE_ROWS], raws)
 
@@ -273,10 +258,9 @@ def _rows_in(documents: list[Any]) -> list[Any]:
     """Return the rows of a document: a list of objects within it, or what it is itself."""
     if len(documents) != 1 or not isinstance(documents[0], dict):
         return documents
-    if documents[0].keys() & {"resourceSpans", "conversations", "turns"}:
-        return documents
     lists = [held for _, held in flattened(documents[0]) if isinstance(held, list)]
     lists = [rows for rows in lists if rows and isinstance(rows[0], dict)]
+    lists *= not documents[0].keys() & {"resourceSpans", "conversations", "turns"}
     best = max(
         [*lists, documents], key=lambda rows: (len(main_roles(dict(flattened(rows[0])))), len(rows))
     )
@@ -299,20 +283,20 @@ _VALUE = re.compile(r"[+-]?[\d.,]+$|\[?\d{1,4}[-/.]\d\d?[-/.]\d")
 def text_table(file: TraceFile) -> Opened:
     """Locate the headings and the rows of a table as text; without either nothing is in it."""
     lines = file.head.decode(errors="replace").split("\n", 3 * SAMPLE_ROWS)
-
-    def fitness(row: tuple[str, int, list[str]]) -> tuple[int, bool, int]:
-        cells = row[2]
-        is_data = any(map(_VALUE.match, cells)) or max(map(len, cells)) > 200
-        return 0 if is_data else len(main_roles(cells)), not is_data, len(cells)
-
-    top = lines[:HEADINGS_WITHIN]
-    candidates = [(mark, *row) for mark in DELIMITERS for row in _cells(top, mark)]
-    if not candidates:
+    best = max(
+        (
+            (len(main_roles(cells)), len(cells), -line, mark, cells)
+            for mark in DELIMITERS
+            for line, cells in _cells(lines[:HEADINGS_WITHIN], mark)
+        ),
+        default=None,
+    )
+    if best is None:
         return Opened((), lambda _: iter(()), is_text=True)
-    best = max(candidates, key=fitness)
-    (mark, line, cells), (_, is_headed, width) = best, fitness(best)
+    _, width, above, mark, cells = best
+    is_headed = not any(map(_VALUE.match, cells))
     names = unique_names(cells if is_headed else [""] * width)
-    first_line = line + is_headed
+    first_line = is_headed - above
 
     def raws(wanted: Sequence[str]) -> Iterator[Raw]:
         return _text_rows(file, names, within(names, wanted) or names[:1], first_line, mark)
@@ -340,16 +324,15 @@ def _cells(lines: Sequence[str], delimiter: str) -> list[tuple[int, list[str]]]:
 class _Stream:
     """The chunks of a file as a stream, whose quotes are counted."""
 
-    closed = False
+    closed, rest, quotes = False, b"", 0
 
     def __init__(self, chunks: Iterator[bytes]) -> None:
-        self.chunks, self.rest, self.quotes = chunks, b"", 0
+        self.chunks = chunks
 
     def read(self, size: int) -> bytes:
-        if not self.rest:
-            self.rest = next(self.chunks, b"")
-            self.quotes += self.rest.count(b'"')
+        self.rest = self.rest or next(self.chunks, b"")
         piece, self.rest = self.rest[:size], self.rest[size:]
+        self.quotes += piece.count(b'"')
         return piece
 
 

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 from tuner.errors import TraceError
 from tuner.system.files import whole_file
-from tuner.trace.columns import Columns, columns_of_table
-from tuner.trace.encode import DECIMALS_MS, lines_of, table_of
+from tuner.trace.columns import DECIMALS_MS, Columns, columns_of_table, lines_of, table_of
 from tuner.trace.record import FIELDS, SCHEDULE, Field, Status, TraceHeader, header_line
 from tuner.trace.values import date_ms, date_of
 
@@ -143,12 +142,8 @@ class Trace:
 
     def of_replica(self, replica: int) -> "Trace":
         """Return what one of the recorded servers got. Raises TraceError where it got nothing."""
-        numbers = self.columns.replica
-        known = ", ".join(map(str, np.unique(numbers[numbers >= 0])[:20])) or "none"
-        what = f"replica {replica}"
-        return self._part(
-            what, numbers == replica, f"no request of {what}", f"Replicas there: {known}."
-        )
+        what, is_its = f"replica {replica}", self.columns.replica == replica
+        return self._part(what, is_its, f"no request of {what}", "Leave --replica out.")
 
     def spread(self, tick_ms: float, seed: int) -> "Trace":
         """Return the requests with arrivals moved within the ticks of a coarse clock, evenly."""

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
@@ -18,9 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from tuner.trace.record import CODES, MAX_MS, MAX_TOKENS, REFUSED, Status
-
-TimeUnit = Literal["s", "ms", "us", "ns"]
+from tuner.trace.record import CODES, MAX_MS, MAX_TOKENS, REFUSED, Status, TimeUnit
 
 PER_S: dict[TimeUnit, int] = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 FROM_MS, TO_MS = 1.0e12, 4.0e12
@@ -114,7 +112,7 @@ def counts(cells: Cells) -> Read:
     """Read integers, also as 128.0. Text such as 1.000 may be a thousand, and is none."""
     array = as_array(cells)
     values, odd = numbers(array)
-    if pa.types.is_string(array.type) and pc.any(pc.match_substring(array, ".")).as_py():
+    if pa.types.is_string(array.type):
         thousands = pc.match_substring_regex(array, r"^\s*[+-]?\d{1,3}\.\d{3}\s*$")
         odd = odd | thousands.fill_null(False).to_numpy(zero_copy_only=False)
     odd = odd | (np.floor(values) < values)

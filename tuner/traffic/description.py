@@ -56,7 +56,7 @@ traffic's (docs/traces.md)."""
 MOST_RATE_RPS = 1000.0
 """More is more often a mistaken unit than traffic."""
 
-EITHER_UNIT = frozenset({"unknown", "mooncake", "aiperf", "guidellm", "timed_trace"})
+EITHER_UNIT = frozenset({"unknown", "mooncake", "guidellm", "timed_trace"})
 """Formats whose stamps may be in s or in ms; those of others are dates, or have their unit."""
 
 EPOCH_S = (1.0e9, 4.0e9)

@@ -15,14 +15,6 @@ SPREADS = [
 
 
 @dataclass(frozen=True, slots=True)
-class Shares:
-    """What the recorded servers of a trace get."""
-
-    requests: list[int]
-    busiest: TrafficSummary
-
-
-@dataclass(frozen=True, slots=True)
 class TraceReport:
     """What there is to show of a trace."""
 
@@ -32,7 +24,11 @@ class TraceReport:
     part: Stretch | None = None
     """A part of the trace beside the whole."""
 
-    shares: Shares | None = None
+    replicas: tuple[int, ...] = ()
+    """Requests of each recorded server, where there are several."""
+
+    busiest: TrafficSummary | None = None
+    """What the server with the most tokens got."""
 
     @property
     def warnings(self) -> list[str]:
@@ -42,7 +38,7 @@ class TraceReport:
 
 def trace_json(report: TraceReport) -> dict[str, Any]:
     """Return the object that ``tuner trace show --json`` prints."""
-    traffic, header, shares = report.traffic, report.trace.header, report.shares
+    traffic, header, busiest = report.traffic, report.trace.header, report.busiest
     same = (
         *("requests", "duration_s", "arrival_rate_rps", "interarrival_cv", "tick_ms"),
         *("prefix_share", "same_time_share", "littles_mean"),
@@ -61,18 +57,18 @@ def trace_json(report: TraceReport) -> dict[str, Any]:
         "running": traffic.running and asdict(traffic.running),
         "window": report.part and asdict(report.part),
     }
-    if shares is not None:
+    if busiest is not None:
         result["per_replica"] = {
             "router": "as recorded",
-            "requests": shares.requests,
-            "busiest_concurrency": _concurrency(shares.busiest),
+            "requests": report.replicas,
+            "busiest_concurrency": _concurrency(busiest),
         }
     return result
 
 
 def trace_page(report: TraceReport) -> Page:
     """Return what a trace holds."""
-    traffic, header, part, shares = report.traffic, report.trace.header, report.part, report.shares
+    traffic, header, part = report.traffic, report.trace.header, report.part
     warnings = report.warnings
     dropped = ", ".join(f"{count:,} {reason}" for reason, count in header.dropped.items())
     more = f", dropped: {dropped}" if dropped else ""
@@ -92,10 +88,11 @@ def trace_page(report: TraceReport) -> Page:
     if part is not None:
         what = f"{part.start_s:,.1f}s+{part.length_s:g}s: {part.requests:,} requests"
         facts.append(("window", f"{what}, {part.load:,.2f} x the mean load"))
-    if shares is not None:
-        each = f"{min(shares.requests):,} to {max(shares.requests):,} requests each"
-        most = f"busiest: {_headline(shares.busiest)}"
-        facts.append(("replicas", f"{len(shares.requests)} servers, {each}; {most}"))
+    if report.busiest is not None:
+        counts = report.replicas
+        each = f"{min(counts):,} to {max(counts):,} requests each"
+        most = f"busiest: {_headline(report.busiest)}"
+        facts.append(("replicas", f"{len(counts)} servers, {each}; {most}"))
     rows: dict[str, Distribution | None] = {
         "input tokens": traffic.input_tokens,
         "output tokens": traffic.output_tokens,

@@ -142,7 +142,6 @@ def test_an_import_is_the_same_traffic_with_a_header(tmp_path: Path) -> None:
     assert (after.header.source, after.header.block_size) == ("mooncake", 512)
 
 
-
 def test_ticks_are_spread_evenly_and_the_result_says_so(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "t", *(row(i // 10 * 3000) for i in range(1000)))
     for name in ("a", "b"):

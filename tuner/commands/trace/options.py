@@ -1,24 +1,16 @@
 """``tuner trace``: look at a trace, bring it into tuner's own form, cut a part out."""
 
 from pathlib import Path
-from typing import Literal
 
 import typer
 
 from tuner.commands.shared.options import Options, command
+from tuner.trace.record import ReadOptions
 
 app = typer.Typer(help="Look at, import and cut traces.")
 
 
-class ReadingOptions(Options, kw_only=True):
-    """How a trace file is read."""
-
-    format_name: str | None = None
-    time_unit: Literal["s", "ms", "us", "ns"] | None = None
-    columns: str | None = None
-
-
-class TraceShowOptions(ReadingOptions, kw_only=True):
+class TraceShowOptions(ReadOptions, Options, kw_only=True):
     """Show what a trace holds, before anything is run.
 
     How many requests, how long, how bursty, which lengths, how many at a time, how much of the
@@ -33,7 +25,7 @@ class TraceShowOptions(ReadingOptions, kw_only=True):
     json: bool = False
 
 
-class TraceImportOptions(ReadingOptions, kw_only=True):
+class TraceImportOptions(ReadOptions, Options, kw_only=True):
     """Write a trace of any known format in tuner's own.
 
     A table (CSV, TSV, JSON lines, Parquet; plain or packed) is read by its headings. Several files
@@ -49,7 +41,6 @@ class TraceImportOptions(ReadingOptions, kw_only=True):
     to: str | None = None
     selector: str | None = None
     spread_ticks: bool = False
-    allow_text: bool = False
     lengths: Path | None = None
     force: bool = False
 

@@ -7,16 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
-from tuner.commands.trace.options import (
-    ReadingOptions,
-    TraceCutOptions,
-    TraceImportOptions,
-    TraceShowOptions,
-)
+from tuner.commands.trace.options import TraceCutOptions, TraceImportOptions, TraceShowOptions
 from tuner.errors import TraceError, UsageError
 from tuner.system.files import whole_file
 from tuner.trace.columns import Columns
-from tuner.trace.guess import ReadOptions, parse_columns
 from tuner.trace.reading import read
 from tuner.trace.trace import Trace
 from tuner.trace.values import date_ms
@@ -24,7 +18,7 @@ from tuner.traffic.description import describe, stretch
 from tuner.traffic.schedule import scheduled
 from tuner.traffic.window import busiest, parse_duration_s, parse_window
 from tuner.views.text import print_json, print_page
-from tuner.views.trace import Shares, TraceReport, trace_json, trace_page
+from tuner.views.trace import TraceReport, trace_json, trace_page
 
 SEED = 0
 """Of what is drawn: the same trace every time."""
@@ -33,22 +27,16 @@ BUSIEST_S = 60.0
 """Length of the busiest part, unless the user names one."""
 
 ONLY_FOR = {
-    "Prometheus": {"--from": "from_", "--to": "to", "--selector": "selector"},
-    "concurrency schedule": {"--lengths": "lengths"},
-    "file": {
-        "--format": "format_name",
-        "--time-unit": "time_unit",
-        "--columns": "columns",
-        "--spread-ticks": "spread_ticks",
-        "--allow-text": "allow_text",
-    },
+    "Prometheus": ("from_", "to", "selector"),
+    "concurrency schedule": ("lengths",),
+    "file": ("format_name", "time_unit", "columns", "spread_ticks", "allow_text"),
 }
 """Kind of source → options that only it has."""
 
 
 def show(options: TraceShowOptions) -> None:
     """Show a trace. Raises TraceError, UsageError."""
-    trace = _read(options.file, options)
+    trace = read(options.file, options)
     report = _report(str(options.file), trace)
     traffic, columns = report.traffic, trace.columns
     if options.window or (traffic.served and traffic.duration_s >= 2 * BUSIEST_S):
@@ -85,7 +73,7 @@ def cut(options: TraceCutOptions) -> None:
     if options.window is None and options.replica is None:
         raise UsageError("nothing to cut", hint="Give --window or --replica.")
     with whole_file(options.output, force=options.force) as out:
-        trace = _read(options.file, ReadingOptions())
+        trace = read(options.file)
         columns = trace.columns
         if options.window is not None:
             trace = trace.cut(*_part(columns, options.window))
@@ -97,20 +85,14 @@ def cut(options: TraceCutOptions) -> None:
 
 def _report(place: str, trace: Trace) -> TraceReport:
     """Return what there is to show, with what each of several recorded servers got."""
-    columns, shares = trace.columns, None
-    if columns.replica.max() > columns.replica.min() >= 0:
-        _, places = np.unique(columns.replica, return_inverse=True)
-        tokens = np.bincount(places, weights=columns.tokens())
-        busiest_traffic = describe(columns.take(places == tokens.argmax()))
-        shares = Shares(np.bincount(places).tolist(), busiest_traffic)
-    return TraceReport(place, trace, describe(columns), shares=shares)
-
-
-def _read(file: Path, options: ReadingOptions, *, allow_text: bool = False) -> Trace:
-    """Read a trace file as the options say."""
-    columns = {} if options.columns is None else parse_columns(options.columns)
-    wanted = ReadOptions(options.format_name, options.time_unit, columns, allow_text)
-    return read(file, wanted)
+    columns = trace.columns
+    report = TraceReport(place, trace, describe(columns))
+    if not columns.replica.max() > columns.replica.min() >= 0:
+        return report
+    _, places = np.unique(columns.replica, return_inverse=True)
+    tokens = np.bincount(places, weights=columns.tokens())
+    busiest_traffic = describe(columns.take(places == tokens.argmax()))
+    return replace(report, replicas=(*np.bincount(places).tolist(),), busiest=busiest_traffic)
 
 
 def _imported(options: TraceImportOptions) -> Trace:
@@ -122,13 +104,15 @@ def _imported(options: TraceImportOptions) -> Trace:
     elif options.lengths is not None:
         kind = "concurrency schedule"
     for only, names in ONLY_FOR.items():
-        for option, name in names.items():
-            if only != kind and getattr(options, name):
-                raise UsageError(f"{option} is for a {only}, not a {kind}", hint="Leave it out.")
+        for name in names if only != kind else ():
+            if getattr(options, name):
+                option = name.removesuffix("_name").strip("_").replace("_", "-")
+                cure = "Leave it out."
+                raise UsageError(f"--{option} is for a {only}, not a {kind}", hint=cure)
     if more and kind != "recording":
         raise UsageError("only the files of a recording are joined", hint="Import one at a time.")
     if kind == "file":
-        return _read(Path(first), options, allow_text=options.allow_text)
+        return read(Path(first), options)
     if options.lengths is not None:
         return scheduled(Path(first), options.lengths)
     from tuner.capture import join, prometheus  # noqa: PLC0415 - loads the recorder
