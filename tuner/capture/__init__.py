@@ -2,7 +2,7 @@
 
 ``vllm serve --middleware tuner.capture.TraceRecorder`` imports this package into the server: the
 recorder loads nothing heavy, writes its files from its own thread, and no failure in it reaches
-the server. ``prometheus`` and ``join`` are for ``tuner trace import``.
+the server. ``prometheus`` is for ``tuner trace import``.
 """
 
 from tuner.capture.recorder import TraceRecorder

@@ -21,10 +21,7 @@ from tuner.errors import AnswerTooLongError, InputError, TraceError, UsageError
 from tuner.system import http
 from tuner.trace.record import TraceHeader
 from tuner.trace.trace import Trace
-from tuner.trace.values import date_of
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
+from tuner.trace.values import Floats, Ints, date_of
 
 RUNNING, WAITING, FINISHED = "num_requests_running", "num_requests_waiting", "request_success_total"
 INPUT, OUTPUT = "request_prompt_tokens", "request_generation_tokens"

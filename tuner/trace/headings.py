@@ -76,9 +76,6 @@ _A_SECOND = re.compile(r"/\s*(?=s\b|sec)", re.IGNORECASE)
 _IN_UNIT = re.compile(r"\bin (?=m?s\b|milli|sec|micro|nano)")  # latencyInMillis has no input
 _WORD = re.compile(r"[a-zµ]+[0-9]?[a-z]*")
 LONGEST_HEADING = 200
-MONGODB = re.compile(r"\.\$(?:date|number\w+|oid)\b")
-"""Names of types, which stand around values."""
-
 
 Meaning = tuple[Role, int, TimeUnit | None]
 """What a heading may mean, its rank (of two columns for one role the lower is taken), and of a time
@@ -123,7 +120,7 @@ def _leaf(path: list[list[str]]) -> list[str]:
 
 
 def _meanings(heading: str) -> Iterator[Meaning]:
-    parts = MONGODB.sub("", heading).split(".")
+    parts = heading.split(".")
     path = [result for part in parts if (result := words_of(part))]
     if not path:
         return

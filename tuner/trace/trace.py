@@ -1,6 +1,7 @@
 """Requests as production saw them: a trace, loaded, cut and written."""
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -11,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from tuner.errors import TraceError
+from tuner.errors import TraceError, UsageError
 from tuner.system.files import whole_file
 from tuner.trace.columns import DECIMALS_MS, Columns, columns_of_table, lines_of, table_of
 from tuner.trace.record import FIELDS, SCHEDULE, Field, Status, TraceHeader, header_line
@@ -187,6 +188,42 @@ def write(trace: Trace, path: Path, *, force: bool = False, mode: int = 0o666) -
     """
     with whole_file(path, force=force, mode=mode) as file:
         file.writelines(trace.lines())
+
+
+def join(paths: Sequence[Path]) -> Trace:
+    """Return one trace out of the files of one recording: of several processes, or of restarts.
+
+    Raises TraceError for files that are not parts of one recording, UsageError for a file that is
+    named twice.
+    """
+    if len({path.resolve() for path in paths}) < len(paths):
+        raise UsageError("a file is named twice", hint="Name each file of the recording once.")
+    traces = [load(path) for path in paths]
+    headers = [trace.header for trace in traces]
+    kinds = [(header.source, header.block_size, header.missing) for header in headers]
+    origins_ms = [date_ms(header.time_origin) or 0.0 for header in headers]
+    for path, kind, origin_ms in zip(paths, kinds, origins_ms, strict=True):
+        if kind != kinds[0] or not origin_ms:
+            raise TraceError(
+                f"{path}: no time_origin, or not the source, block_size and missing of {paths[0]}",
+                hint="Join the files of one recording only.",
+            )
+    begin_ms = min(origins_ms)
+    tables = [
+        moved(trace.table, origin_ms - begin_ms)
+        for trace, origin_ms in zip(traces, origins_ms, strict=True)
+    ]
+    joined = pa.concat_tables(tables, promote_options="default")
+    joined = joined.select([name for name in joined.column_names if name != "row"])
+    table, _ = sorted_by_arrival(joined, absolute=False)
+    header = replace(
+        headers[0],
+        time_origin=date_of(begin_ms),
+        rows_read=sum(each.rows_read for each in headers),
+        rows_kept=len(table),
+        dropped=dict(sum((Counter(each.dropped) for each in headers), Counter[str]())),
+    )
+    return Trace(header, table)
 
 
 def sorted_by_arrival(table: pa.Table, *, absolute: bool) -> tuple[pa.Table, float]:

@@ -12,7 +12,7 @@ from tuner.errors import TraceError, UsageError
 from tuner.system.files import whole_file
 from tuner.trace.columns import Columns
 from tuner.trace.reading import read
-from tuner.trace.trace import Trace
+from tuner.trace.trace import Trace, join
 from tuner.trace.values import date_ms
 from tuner.traffic.description import describe, stretch
 from tuner.traffic.schedule import scheduled
@@ -89,10 +89,9 @@ def _report(place: str, trace: Trace) -> TraceReport:
     report = TraceReport(place, trace, describe(columns))
     if not columns.replica.max() > columns.replica.min() >= 0:
         return report
-    _, places = np.unique(columns.replica, return_inverse=True)
-    tokens = np.bincount(places, weights=columns.tokens())
-    busiest_traffic = describe(columns.take(places == tokens.argmax()))
-    return replace(report, replicas=(*np.bincount(places).tolist(),), busiest=busiest_traffic)
+    number, counts = _busiest(columns)
+    busiest_traffic = describe(columns.take(columns.replica == number))
+    return replace(report, replicas=counts, busiest=busiest_traffic)
 
 
 def _imported(options: TraceImportOptions) -> Trace:
@@ -115,10 +114,10 @@ def _imported(options: TraceImportOptions) -> Trace:
         return read(Path(first), options)
     if options.lengths is not None:
         return scheduled(Path(first), options.lengths)
-    from tuner.capture import join, prometheus  # noqa: PLC0415 - loads the recorder
-
     if kind == "recording":
-        return join.join([Path(source) for source in options.sources])
+        return join([Path(source) for source in options.sources])
+    from tuner.capture import prometheus  # noqa: PLC0415 - loads the recorder
+
     begin_s, end_s = _moment_s(options.from_ or "1h", "--from"), _moment_s(options.to, "--to")
     return prometheus.read(first, begin_s, end_s, options.selector or "", seed=SEED)
 
@@ -154,13 +153,18 @@ def _part(columns: Columns, window: str) -> tuple[float, float]:
 
 def _replica(columns: Columns, name: str) -> int:
     """Return the number of a recorded server; of ``busiest`` that with the most tokens."""
-    known = columns.replica >= 0
-    if name == "busiest" and known.any():
-        numbers, places = np.unique(columns.replica[known], return_inverse=True)
-        return int(numbers[np.bincount(places, weights=columns.tokens()[known]).argmax()])
+    if name == "busiest" and columns.replica.max() >= 0:
+        return _busiest(columns)[0]
     if re.fullmatch("[0-9]{1,9}", name):
         return int(name)
     raise UsageError(
         f"--replica {name!r}: no number, or nothing shows which server got which request",
         hint="Write busiest or a number; or route it: tuner sweep --replicas N --router least.",
     )
+
+
+def _busiest(columns: Columns) -> tuple[int, tuple[int, ...]]:
+    """Return the recorded server with the most tokens, and how many requests each got."""
+    numbers, places = np.unique(columns.replica, return_inverse=True)
+    tokens = np.where(numbers < 0, -1, np.bincount(places, weights=columns.tokens()))
+    return int(numbers[tokens.argmax()]), tuple(np.bincount(places).tolist())
