@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from tests.outside.table import Done, run
-from tests.profile.test_admission import limits as admission
+from tests.profile.test_evidence import limits as admission
 from tests.support.profiles import ENGINE, profile, resealed
 from tuner.profile.profile import save
 from tuner.rollout import monitor

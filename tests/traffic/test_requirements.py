@@ -17,6 +17,7 @@ SPREAD = Spread(mean=0.1, p50=0.2, p90=0.3, p95=0.4, p99=0.5)
         ("P50 TPOT <= 20MS", "tpot_p50_s", 0.02, False),
         ("attainment >= 99% at headroom", "attainment", 0.99, True),
         ("goodput >= 2.5 req/s", "goodput_rps", 2.5, False),
+        ("goodput>=2.5rps", "goodput_rps", 2.5, False),
         ("preemptions == 0", "preemptions", 0.0, False),
         ("peak kv_cache_usage <= 95 %", "kv_cache_usage_peak", 0.95, False),
     ],

@@ -28,7 +28,7 @@ def run(options: PlanOptions) -> None:
     fleet = _fleet(options, profile)
     choice = fleet.choice(fleet.caps, fleet.replicas)
     checks = choice.bounds.checks(fleet.cap)
-    broken = [str(each) for each in checks if not each.is_kept]
+    broken = [str(each) for each in checks if not each.kept]
     next_ = command("show", options.profile)
     if not broken and not is_simulated(profile) and fleet.replicas >= (fleet.needed or math.inf):
         next_ = command("apply", options.profile, "--dry-run")

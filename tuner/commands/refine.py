@@ -28,7 +28,7 @@ from tuner.runs.bench import Bench
 from tuner.runs.refine.refine import Refinement, Refining
 from tuner.runs.refine.search import Study
 from tuner.runs.refine.space import CAP, LIVE, TOKENS, Space, build_space, number, parse_search
-from tuner.runs.result import profile_of, required_sections, second_thoughts
+from tuner.runs.result import profile_of, second_thoughts
 from tuner.runs.settings import SweepSettings
 from tuner.system import interruption
 from tuner.trace.columns import columns_of
@@ -199,12 +199,12 @@ def _profile(
     if options.require:
         seen = next((row.measured for row in refinement.trials if row.configuration == knee), None)
         checks = [
-            RequirementCheck(
+            RequirementCheck.of(
                 each, None, None if seen is None or each.at_headroom else each.value_in(seen)
             )
             for each in refining.settings.requirements
         ]
-        decision = replace(decision, requirements=required_sections(checks))
+        decision = replace(decision, requirements=checks)
     evidence = evidence_of(profile, options.profile) if profile.evidence else b""
     return seal(replace(profile, decision=decision), evidence)
 

@@ -21,6 +21,7 @@ from tuner.errors import ProfileError, TargetError
 from tuner.system import files, yaml_strict
 from tuner.system.printable import printable
 from tuner.traffic.constants import VerdictKind
+from tuner.traffic.requirements import RequirementCheck
 from tuner.traffic.slo import Slo
 
 Number = Annotated[float, Meta(ge=0, le=1e300)]
@@ -115,14 +116,6 @@ class Predicted(CapNumbers):
     """Again: the same traffic on a fresh engine."""
 
 
-class CheckSection(Section):
-    """The twin against the confirming replay, number by number."""
-
-    numbers: dict[str, tuple[Number, Number, Number, Number]]
-    """Name of a number → the twin's at the speed that the engine had, the ends of what it may be
-    off, and what was measured."""
-
-
 class Promise(CapNumbers):
     """The numbers of the choice at ``load`` times the trace's rate.
 
@@ -135,9 +128,10 @@ class Promise(CapNumbers):
     predicted: list[Predicted]
     """By the twin for the whole part, at the recorded load and with headroom."""
 
-    checked: CheckSection | str | None = None
-    """The twin against the replay that confirmed the choice; in words why none did, and what does;
-    None where there is no twin to check."""
+    checked: dict[str, tuple[Number, Number, Number, Number]] | str | None = None
+    """The twin against the replay that confirmed the choice: name of a number → the twin's at the
+    speed that the engine had, the ends of what it may be off, and what was measured. In words why
+    none did, and what does; None where there is no twin to check."""
 
     @property
     def headroom(self) -> float:
@@ -197,19 +191,6 @@ class SloSection(Section):
         return Slo(ttft_s, per_token_s or 0.0, tpot_s, e2el_s, self.derived)
 
 
-class RequirementSection(Section):
-    """A requirement of the choice, in the words of ``--require``. Times are in seconds."""
-
-    text: str
-    at_worst: Number | None
-    """What 95 % of the twin's draws stay on the good side of; None where it did not decide."""
-
-    measured: Number | None
-    """In the confirming replay at its load."""
-
-    kept: bool
-
-
 class Decision(Section):
     verdict: VerdictKind
     max_num_seqs: Seqs
@@ -221,11 +202,11 @@ class Decision(Section):
 
     objective: str
     slo: SloSection
-    requirements: list[RequirementSection] = []
+    requirements: list[RequirementCheck] = []
     """What was required besides."""
 
     @property
-    def broken(self) -> list[RequirementSection]:
+    def broken(self) -> list[RequirementCheck]:
         return [requirement for requirement in self.requirements if not requirement.kept]
 
 

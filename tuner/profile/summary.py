@@ -8,12 +8,9 @@ from tuner.engines.vllm import supported
 from tuner.profile.profile import (
     Baseline,
     CapNumbers,
-    CheckSection,
     Predicted,
-    RequirementSection,
     ServingProfile,
 )
-from tuner.traffic.requirements import RequirementCheck, parse_requirement
 from tuner.traffic.slo import holds
 
 LOW = 0.90
@@ -142,19 +139,13 @@ def promised(profile: ServingProfile) -> CapNumbers:
     return [*numbers, promise][0]
 
 
-def required(section: RequirementSection) -> str:
-    """Return what was required and what it comes to, as 'p99 ttft <= 500ms (at worst 612 ms)'."""
-    requirement = parse_requirement(section.text)
-    return str(RequirementCheck(requirement, section.at_worst, section.measured))
-
-
 def confirmed(profile: ServingProfile) -> str | None:
     """Return how many predictions the confirming replay confirmed; None where it was no check."""
     record = profile.promise.checked
-    if not isinstance(record, CheckSection) or not record.numbers:
+    if not isinstance(record, dict) or not record:
         return None
-    held = sum(low <= measured <= high for _, low, high, measured in record.numbers.values())
-    return f"{held} of {len(record.numbers)} predictions confirmed"
+    held = sum(low <= measured <= high for _, low, high, measured in record.values())
+    return f"{held} of {len(record)} predictions confirmed"
 
 
 # The rows of a block
@@ -199,7 +190,7 @@ def _gain(given: CapNumbers, now: Baseline) -> Iterator[str]:
 def _load(profile: ServingProfile, given: CapNumbers) -> Iterator[str]:
     """Yield which requirements hold, and what a higher load gives."""
     for each in sorted(profile.decision.requirements, key=lambda each: each.kept):
-        yield f"{'keeps' if each.kept else 'breaks'} {required(each)}"
+        yield f"{'keeps' if each.kept else 'breaks'} {each}"
     if given.attainment < LOW:
         yield "too much for one server"
         return

@@ -1,6 +1,5 @@
 """The result of a sweep or a refinement: its outcome, its profile, and what is against it. Pure."""
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, cast
@@ -12,7 +11,6 @@ from tuner.profile.profile import (
     Baseline,
     Binds,
     CapNumbers,
-    CheckSection,
     CurveStep,
     Decision,
     EngineSeconds,
@@ -21,7 +19,6 @@ from tuner.profile.profile import (
     Predicted,
     Promise,
     Provenance,
-    RequirementSection,
     ServingProfile,
     SloSection,
     SpreadSection,
@@ -113,7 +110,7 @@ class SweepOutcome:
         if raised is None or base is None:
             return False
         required = [each for each in self.verdict.requirements if each.requirement.at_headroom]
-        return holds(base.attainment, raised.attainment) and all(each.is_kept for each in required)
+        return holds(base.attainment, raised.attainment) and all(each.kept for each in required)
 
 
 def outcome_of(
@@ -178,7 +175,8 @@ def _measured(
         required = check.requirement
         numbers = raised if required.at_headroom else seen
         if numbers is not None and (numbers.cut is None or required.name == "attainment"):
-            check = replace(check, measured=required.value_in(numbers))  # noqa: PLW2901
+            measured = required.value_in(numbers)
+            check = RequirementCheck.of(required, check.at_worst, measured)  # noqa: PLW2901
         checks.append(check)
     verdict = replace(verdict, requirements=tuple(checks))
     if busy is None:
@@ -294,23 +292,6 @@ def _slo(slo: Slo) -> SloSection:
     )
 
 
-def required_sections(checks: Sequence[RequirementCheck]) -> list[RequirementSection]:
-    """Return what was required, and whether it is kept."""
-
-    def known(value: float | None) -> float | None:
-        return None if value is None or math.isnan(value) else value
-
-    return [
-        RequirementSection(
-            text=str(check.requirement),
-            at_worst=known(check.bound),
-            measured=known(check.measured),
-            kept=check.is_kept,
-        )
-        for check in checks
-    ]
-
-
 def profile_of(outcome: SweepOutcome, origin: Mapping[str, Any]) -> ServingProfile:
     """Seal everything into a serving profile. ``origin`` holds what of its provenance only the
     command knows: tuner's version, seed, time and wall seconds."""
@@ -327,7 +308,7 @@ def profile_of(outcome: SweepOutcome, origin: Mapping[str, Any]) -> ServingProfi
         busy=outcome.busy,
         objective=OBJECTIVE,
         slo=_slo(workload.slo),
-        requirements=required_sections(verdict.requirements),
+        requirements=list(verdict.requirements),
     )
     promise, front_end = _promise(outcome), outcome.front_end
     law, tokens = None if view is None else view.fitted.law, facts.max_num_batched_tokens
@@ -374,16 +355,15 @@ def profile_of(outcome: SweepOutcome, origin: Mapping[str, Any]) -> ServingProfi
 def _promise(outcome: SweepOutcome) -> Promise:
     conclusion = outcome.conclusion
     cap, view, samples = outcome.verdict.max_num_seqs, conclusion.view, conclusion.promised
-    checked, predicted = cast("CheckSection | str | None", None), list[Predicted]()
+    checked, predicted = cast("Any", None), list[Predicted]()
     if outcome.unconfirmed is not None:
         why = outcome.unconfirmed
         checked = f"not confirmed: {why}; confirm it with tuner verify PROFILE --trace TRACE"
     elif outcome.checked is not None:
-        numbers = {
+        checked = {
             n.name: (n.predicted, max(0.0, n.low), n.high, n.measured)
             for n in outcome.checked.numbers
         }
-        checked = CheckSection(numbers=numbers)
     if view is not None and samples is not None:
         for raised in [False, True] if samples.has_headroom else [False]:
             predicted.append(

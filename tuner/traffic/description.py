@@ -91,21 +91,23 @@ def concurrency(
 ) -> Distribution | None:
     """Return how many of the intervals hold in [start_s, end_s), over time; None for no time.
 
-    At one time ends come before begins, so that nothing is in flight for no time.
+    ``begins_s`` and ``ends_s`` ascend, each for itself. At one time ends come before begins, so
+    that nothing is in flight for no time.
     """
-    at_s = np.concatenate(([start_s], begins_s, ends_s))
+    at_s = np.concatenate(([start_s, end_s], begins_s, ends_s))
     np.clip(at_s, start_s, end_s, out=at_s)
     at_s.sort()
-    at_s = at_s[np.append(at_s[1:] > at_s[:-1], at_s[-1] < end_s)]
-    if not len(at_s):
+    at_s = at_s[np.append(True, at_s[1:] > at_s[:-1])]
+    if len(at_s) < 2:
         return None
-    begins_s, ends_s = np.sort(begins_s), np.sort(ends_s)
-    level = np.empty(len(at_s), np.int32)
-    for first in range(0, len(level), BLOCK):
-        rows = slice(first, first + BLOCK)
-        begun = np.searchsorted(begins_s, at_s[rows], side="right")
-        level[rows] = begun - np.searchsorted(ends_s, at_s[rows], side="right")
-    held_s = np.bincount(level, weights=np.diff(at_s, append=end_s))
+    held_s = np.zeros(len(begins_s) + 1)
+    for first in range(0, len(at_s) - 1, BLOCK):
+        edges_s = at_s[first : first + BLOCK + 1]
+        begun = np.searchsorted(begins_s, edges_s[:-1], side="right")
+        levels = begun - np.searchsorted(ends_s, edges_s[:-1], side="right")
+        counted_s = np.bincount(levels, np.diff(edges_s))
+        held_s[: len(counted_s)] += counted_s
+    held_s = np.trim_zeros(held_s, "b")
     reached = np.cumsum(held_s) / held_s.sum()
     p50, p90, p95, p99 = np.searchsorted(reached, np.array(SHARES) * (1 - 1e-12)).tolist()
     mean = float(np.arange(len(held_s)) @ held_s / held_s.sum())
@@ -127,13 +129,14 @@ def recorded(columns: Columns, *, running: bool = False) -> Distribution | None:
     if len(n) < fewest or n.sum(dtype=np.int64) > MOST_COUNTED:
         return None
     first_s, last_s = columns.arrival_s[[0, -1]].tolist()
-    lasted_s = columns.e2e_s[known]
-    p99_s = float(np.quantile(lasted_s, 0.99))
-    begins_s, ends_s = columns.arrival_s[known], columns.arrival_s[known] + lasted_s
+    p99_s = float(np.quantile(columns.e2e_s[known], 0.99))
+    begins_s, ends_s = columns.arrival_s[known], (columns.arrival_s + columns.e2e_s)[known]
     if running:
         begins_s = np.minimum(begins_s + columns.queue_s[known], ends_s)
     if (n != 1).any():
         begins_s, ends_s = begins_s.repeat(n), ends_s.repeat(n)
+    begins_s.sort()
+    ends_s.sort()
     start_s = first_s + p99_s * (p99_s < (last_s - first_s) / 2)
     return concurrency(begins_s, ends_s, start_s=start_s, end_s=last_s)
 
@@ -192,13 +195,14 @@ def describe(columns: Columns) -> TrafficSummary:
     lasted_s = float(arrival_s[-1] - arrival_s[0])
     gaps_s = np.diff(arrival_s)
     in_flight = recorded(columns)
-    ends_s = [np.searchsorted(arrival_s, arrival_s + each_s) for each_s in PEAK_WINDOWS_S]
-    most = [int((each - np.arange(size)).max()) for each in ends_s]
-    held_s = float(np.nansum(columns.e2e_s * columns.n * columns.served))
+    rows = np.arange(size)
+    held_s = float(np.nansum((columns.e2e_s * columns.n)[columns.served])) if in_flight else 0.0
     prompt_tokens = int(columns.input_length.sum(dtype=np.int64))
-    served_tokens = columns.of_served(columns.input_length).sum(dtype=np.int64)
-    generated = int(columns.tokens().sum() - served_tokens)
-    speeds_s = BAND_S_PER_TOKEN if generated and lasted_s and in_flight is None else ()
+    band: list[float] = []
+    if in_flight is None and lasted_s:
+        prompts = columns.of_served(columns.input_length).sum(dtype=np.int64)
+        generated = float(columns.tokens().sum() - prompts)
+        band = [generated * each_s / lasted_s for each_s in BAND_S_PER_TOKEN]
     return TrafficSummary(
         requests=size,
         served=int(np.count_nonzero(columns.served)),
@@ -212,13 +216,16 @@ def describe(columns: Columns) -> TrafficSummary:
         },
         tick_ms=tick_ms(arrival_s),
         same_time_share=int(np.count_nonzero(gaps_s == 0)) / size,
-        peak_arrivals=dict(zip(PEAK_WINDOWS_S, most, strict=True)),
+        peak_arrivals={
+            span_s: int((np.searchsorted(arrival_s, arrival_s + span_s) - rows).max())
+            for span_s in PEAK_WINDOWS_S
+        },
         input_tokens=_lengths(columns.of_served(columns.input_length)),
         output_tokens=_lengths(columns.of_served(columns.output_length)),
         recorded=in_flight,
         running=in_flight and recorded(columns, running=True),
         littles_mean=held_s / lasted_s if in_flight and lasted_s else None,
-        band=[generated * each_s / lasted_s for each_s in speeds_s],
+        band=band,
         prefix_share=None if reused is None or not prompt_tokens else reused / prompt_tokens,
     )
 
@@ -266,19 +273,30 @@ class Stretch:
 def stretch(columns: Columns, *, start_s: float, length_s: float) -> Stretch | None:
     """Return the part from ``start_s`` on beside the whole; None without a served request in it."""
     arrival_s, tokens = columns.arrival_s, columns.tokens()
-    inside = slice(*np.searchsorted(arrival_s, [start_s, start_s + length_s]).tolist())
-    whole_s = float(arrival_s[-1] - arrival_s[0])
+    inside = (arrival_s >= start_s) & (arrival_s < start_s + length_s)
+    whole_s = float(np.ptp(arrival_s))
     if not columns.served[inside].any() or not whole_s:
         return None
-    load = float(tokens[inside].sum()) / length_s / (float(tokens.sum()) / whole_s)
-    return Stretch(start_s, length_s, inside.stop - inside.start, load)
+    load = float(tokens[inside].sum() / length_s / (tokens.sum() / whole_s))
+    return Stretch(start_s, length_s, int(np.count_nonzero(inside)), load)
 
 
 # Warnings
 
 
-def trace_warnings(columns: Columns, traffic: TrafficSummary, header: TraceHeader) -> Iterator[str]:
-    yield from _unit(columns, traffic, header)
+def trace_warnings(  # noqa: C901 - one after the other
+    columns: Columns, traffic: TrafficSummary, header: TraceHeader
+) -> Iterator[str]:
+    rate, is_either = traffic.arrival_rate_rps or 0.0, header.source in EITHER_UNIT
+    if is_either and EPOCH_S[0] <= float(columns.arrival_s[0]) * 1000 <= EPOCH_S[1]:
+        yield (
+            "the first stamp looks like seconds since 1970 that were read as ms: "
+            "import with --time-unit s"
+        )
+    elif rate > MOST_RATE_RPS:
+        cure = f"if the stamps are in s, import with --time-unit s and it is {rate / 1000:,.1f}"
+        cure = f"{cure} req/s" if is_either else "look at the stamps of its rows"
+        yield f"{rate:,.0f} req/s is more than most clusters see: {cure}"
     if traffic.tick_ms is not None and traffic.tick_ms >= COARSE_TICK_MS:
         yield (
             f"arrivals lie on a grid of {traffic.tick_ms:,.0f} ms: bursts within it are the "
@@ -318,17 +336,3 @@ def trace_warnings(columns: Columns, traffic: TrafficSummary, header: TraceHeade
             f"the trace knows shared prefixes in blocks of {header.block_size} tokens, the engine "
             f"caches blocks of {BLOCK_SIZE}: prefix reuse is understated; {RECORDER}"
         )
-
-
-def _unit(columns: Columns, traffic: TrafficSummary, header: TraceHeader) -> Iterator[str]:
-    """Yield what makes the unit of the stamps look mistaken."""
-    rate, is_either = traffic.arrival_rate_rps, header.source in EITHER_UNIT
-    if is_either and EPOCH_S[0] <= float(columns.arrival_s[0]) * 1000 <= EPOCH_S[1]:
-        yield (
-            "the first stamp looks like seconds since 1970 that were read as ms: "
-            "import with --time-unit s"
-        )
-    elif rate is not None and rate > MOST_RATE_RPS:
-        cure = f"if the stamps are in s, import with --time-unit s and it is {rate / 1000:,.1f}"
-        cure = f"{cure} req/s" if is_either else "look at the stamps of its rows"
-        yield f"{rate:,.0f} req/s is more than most clusters see: {cure}"

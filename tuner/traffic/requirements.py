@@ -10,6 +10,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from msgspec import Struct
+
 from tuner.errors import UsageError
 
 TIMES = ("ttft", "tpot", "e2el", "queue")
@@ -18,18 +20,18 @@ KV = "kv_cache_usage"
 _FORMS = {
     **dict.fromkeys(TIMES, "(mean|p50|p90|p95|p99) <= (ms|s)"),
     "attainment": " >= %?",
-    "goodput": " >= (req/s)?",
+    "goodput": " >= (req/s|rps)?",
     "preemptions": " (<=|==) ",
     KV: "(mean|peak) <= %?",
 }
 """Name → the statistic, operator and unit that go with it."""
 
-_UNITS = {"": 1, "ms": 1000, "s": 1, "%": 100, "req/s": 1}
+_UNITS = {"": 1, "ms": 1000, "s": 1, "%": 100, "req/s": 1, "rps": 1}
 """Unit → how many make one of what a limit is in."""
 _REQUIREMENT = re.compile(
     rf"(?:(?P<statistic>mean|p50|p90|p95|p99|peak) )?(?P<name>{'|'.join(_FORMS)}) ?"
     r"(?P<operator>[<>=]=) ?(?P<number>\d{1,12}(?:\.\d*)?) ?"
-    r"(?P<unit>ms|s|%|req/s|)(?P<headroom> at headroom)?"
+    r"(?P<unit>ms|s|%|req/s|rps|)(?P<headroom> at headroom)?"
 )
 _HINT = (
     "Write 'p99 ttft <= 500ms' (mean, p50, p90, p95 or p99 of ttft, tpot, e2el or queue), "
@@ -101,44 +103,53 @@ class Requirement:
         return self.text
 
 
-@dataclass(frozen=True, slots=True)
-class RequirementCheck:
-    """One requirement, and what is known of it at the choice."""
+class RequirementCheck(Struct, frozen=True, forbid_unknown_fields=True):
+    """One requirement in the words of ``--require``, and what is known of it at the choice. Times
+    are in seconds."""
 
-    requirement: Requirement
-    bound: float | None
-    """By the twin; None where the windows decide."""
+    text: str
+    at_worst: float | None
+    """What 95 % of the twin's draws stay on the good side of; None where it did not decide."""
 
-    measured: float | None = None
+    measured: float | None
     """In the confirming replay at its load, or in the windows that decide; None without one."""
 
+    kept: bool
+    """Whether all that is known of it keeps it; what nobody knows is not kept."""
+
+    @staticmethod
+    def of(
+        requirement: Requirement, at_worst: float | None = None, measured: float | None = None
+    ) -> "RequirementCheck":
+        known = [each for each in (at_worst, measured) if each is not None]
+        kept = bool(known) and all(map(requirement.is_met_by, known))
+        at_worst, measured = (
+            None if each is None or math.isnan(each) else each for each in (at_worst, measured)
+        )
+        return RequirementCheck(requirement.text, at_worst, measured, kept)
+
     @property
-    def is_kept(self) -> bool:
-        """Whether all that is known of it keeps it; what nobody knows is not kept."""
-        known = [each for each in (self.bound, self.measured) if each is not None]
-        return bool(known) and all(map(self.requirement.is_met_by, known))
+    def requirement(self) -> Requirement:
+        return parse_requirement(self.text)
 
     def __str__(self) -> str:
-        values = {"at worst": self.bound, "measured": self.measured}
+        values = {"at worst": self.at_worst, "measured": self.measured}
         shown = self.requirement.shown
         known = [f"{label} {shown(each)}" for label, each in values.items() if each is not None]
-        return f"{self.requirement} ({', '.join(known) or 'not known'})"
+        return f"{self.text} ({', '.join(known) or 'not known'})"
 
 
 def parse_requirements(texts: Sequence[str], *, headroom: float) -> tuple[Requirement, ...]:
     """Read all that is required, of a choice for so many times the load besides. Raises UsageError
-    for what cannot be read, for duplicates, and for a load that is not asked about."""
-    result: list[Requirement] = []
-    for item in map(parse_requirement, texts):
+    for what cannot be read, and for a load that is not asked about."""
+    result = tuple(dict.fromkeys(map(parse_requirement, texts)))
+    for item in result:
         if item.at_headroom and headroom <= 1:
             raise UsageError(
                 f"--require: {item.text!r} is of a load that is not asked about",
                 hint="Leave out 'at headroom', or ask for more load: --headroom 1.25.",
             )
-        if item in result:
-            raise UsageError(f"--require: {item.text!r} is given twice", hint="Give each once.")
-        result.append(item)
-    return tuple(result)
+    return result
 
 
 def parse_requirement(text: str) -> Requirement:

@@ -1,16 +1,15 @@
 """Traffic that holds a recorded concurrency: ``{"time_sec": 60.0, "concurrency": 16}``, a tick a
-line, or CSV with these two columns.
+line.
 
 A schedule says how many requests are in flight from a tick to the next; the last tick ends it. It
 has nothing of their lengths, so with the lengths of a trace it becomes one.
 """
 
-import csv
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import count, cycle, islice, pairwise
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta, Struct, field
@@ -44,17 +43,15 @@ class Tick(Struct, frozen=True):
 def ticks(path: Path) -> tuple[Tick, ...]:
     """Return the ticks in order. Raises TraceError for a file that is no whole schedule."""
     try:
-        lines = read_regular(path).decode("utf-8-sig", errors="replace").splitlines()
+        lines = read_regular(path).decode("utf-8-sig", errors="replace").rstrip().splitlines()
     except OSError as problem:
         reason = (problem.strerror or "an error").lower()
         raise TraceError(f"{path}: cannot be read: {reason}", hint=HINT) from None
     schedule: list[Tick] = []
-    is_table = bool(lines) and not lines[0].lstrip().startswith("{")
-    rows = csv.DictReader(lines, skipinitialspace=True) if is_table else map(_object, lines)
-    for line, row in enumerate(rows, 1 + is_table):
+    for line, text in enumerate(lines, 1):
         try:
-            tick = msgspec.convert(row, Tick, strict=False)
-        except msgspec.ValidationError:
+            tick = msgspec.json.decode(text, type=Tick, strict=False)
+        except (msgspec.DecodeError, RecursionError):
             tick = None
         if tick is None or (schedule and tick.at_s <= schedule[-1].at_s):
             raise TraceError(f"{path}:{line}: no tick, or none after the last", hint=HINT)
@@ -62,13 +59,6 @@ def ticks(path: Path) -> tuple[Tick, ...]:
     if not any(tick.concurrency for tick in schedule[:-1]):
         raise TraceError(f"{path}: no concurrency above 0 that a later tick ends", hint=HINT)
     return tuple(schedule)
-
-
-def _object(line: str) -> Any:  # noqa: ANN401 - JSON
-    try:
-        return msgspec.json.decode(line)
-    except (msgspec.DecodeError, RecursionError):
-        return None
 
 
 def scheduled(path: Path, lengths: Path) -> Trace:

@@ -2,6 +2,7 @@
 
 import math
 import re
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -64,7 +65,7 @@ def parse_slo(text: str) -> Slo:
         if match is None or match[1] in limits or not float(match[2]):
             raise UsageError(f"--slo: cannot read {part!r} in {text!r}", hint=_EXAMPLE)
         limits[match[1]] = float(match[2]) * (1e-3 if match[3] == "ms" else 1.0)
-    return Slo(ttft_s=limits.get("ttft"), tpot_s=limits.get("tpot"), e2el_s=limits.get("e2el"))
+    return Slo(limits.get("ttft"), tpot_s=limits.get("tpot"), e2el_s=limits.get("e2el"))
 
 
 def holds(today: float, raised: float) -> bool:
@@ -96,14 +97,12 @@ def fit_unloaded(
     input_lengths: Sequence[int], ttfts_s: Sequence[float], tpots_s: Sequence[float]
 ) -> Unloaded:
     """Fit the unloaded TTFT by prompt length (least squares, no negative slope) and median TPOT."""
-    import numpy as np  # noqa: PLC0415 - slow to load, and apply only reads limits
-
-    lengths, ttfts = np.asarray(input_lengths, float), np.asarray(ttfts_s, float)
-    centered = lengths - lengths.mean()
-    spread = float(centered @ centered)
-    slope = max(0.0, float(centered @ ttfts) / spread) if spread else 0.0
-    base = max(0.0, float(np.median(ttfts - slope * lengths)))
-    return Unloaded(base, slope, float(np.median(tpots_s)) if len(tpots_s) else 0.0)
+    slope = 0.0
+    if len(set(input_lengths)) > 1:
+        slope = max(0.0, statistics.linear_regression(input_lengths, ttfts_s).slope)
+    pairs = zip(input_lengths, ttfts_s, strict=True)
+    base = max(0.0, statistics.median(ttft_s - slope * length for length, ttft_s in pairs))
+    return Unloaded(base, slope, statistics.median(tpots_s) if tpots_s else 0.0)
 
 
 def out_of_reach(slo: Slo, unloaded: Unloaded) -> str | None:

@@ -3,7 +3,6 @@
 A part that is too long is replayed where the most tokens are requested; the twin replays all of it.
 """
 
-import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -179,12 +178,12 @@ def unseen_window(requests: Sequence[TraceRequest], seen: Window) -> Window | No
     starts_s = np.arange(arrival_s[0], arrival_s[-1] - seen.length_s, seen.length_s / 4)
     is_before = starts_s + seen.length_s <= seen.start_s - seen.run_in_s
     starts_s = np.append(starts_s[is_before | (starts_s >= seen.end_s)], seen.start_s)
-    first, last = np.searchsorted(arrival_s, (starts_s, starts_s + seen.length_s))
-    *loads, load = np.maximum(1, before[last] - before[first]).tolist()
-    if not loads or max(loads) < NEAREST * load:
+    first, last = before[np.searchsorted(arrival_s, (starts_s, starts_s + seen.length_s))]
+    loads = np.maximum(1, last - first) / max(1, last[-1] - first[-1])
+    if loads[:-1].max(initial=0.0) < NEAREST:
         return None
-    start_s = float(starts_s[np.argmin(np.abs(np.log(loads) - math.log(load)))])
-    return _with_run_in(start_s, seen.length_s, float(arrival_s[0]))
+    nearest = float(starts_s[np.argmin(np.abs(np.log(loads[:-1])))])
+    return _with_run_in(nearest, seen.length_s, float(arrival_s[0]))
 
 
 def _with_run_in(start_s: float, length_s: float, origin_s: float) -> Window:

@@ -125,7 +125,7 @@ class Bounds:
 
     def checks(self, cap: int) -> tuple[RequirementCheck, ...]:
         """Return what is known of each at a cap."""
-        return tuple(RequirementCheck(each, value) for each, value in self.of_cap[cap].items())
+        return tuple(RequirementCheck.of(each, value) for each, value in self.of_cap[cap].items())
 
     def shown(self, cap: int) -> str:
         """Return what a cap breaks, worst first: "p99 ttft <= 500ms (612 ms)"."""

@@ -88,7 +88,7 @@ def verdict_by_twin(
         )
     verdict = _verdict(choice, curve, ceiling, warnings, doubt)
     checks = choice.bounds.checks(verdict.max_num_seqs)
-    if all(check.is_kept for check in checks):
+    if all(check.kept for check in checks):
         return replace(verdict, requirements=checks)
     return replace(verdict, requirements=checks, cure=_nearest(choice.bounds))
 
@@ -110,7 +110,7 @@ def verdict_by_windows(
     if not alive:
         most = max(curve, key=lambda cap: (curve[cap].output_tokens_per_s, -cap))
         result = _overloaded(curve, most)
-        checks = tuple(RequirementCheck(each, None) for each in requirements)
+        checks = tuple(RequirementCheck.of(each) for each in requirements)
         result = replace(result, requirements=checks)
     else:
         asked = [each for each in requirements if not each.at_headroom]
@@ -124,7 +124,7 @@ def verdict_by_windows(
         result = _verdict(choice, curve, ceiling, warnings, None)
         cap, bounds = result.max_num_seqs, choice.bounds
         known = {each: each.value_in(curve[cap]) for each in asked}
-        checks = tuple(RequirementCheck(each, None, known.get(each)) for each in requirements)
+        checks = tuple(RequirementCheck.of(each, None, known.get(each)) for each in requirements)
         cure = _nearest(bounds) if bounds.broken(cap) else ""
         result = replace(result, requirements=checks, cure=cure)
     if complete or ladder_is_done(blocks) or max(curve) >= ceiling:

@@ -6,9 +6,10 @@ import pytest
 from tests.support.profiles import profile, resealed
 from tuner.engines.seam import ArgumentValue
 from tuner.errors import UsageError
-from tuner.profile.profile import RequirementSection, ServingProfile
+from tuner.profile.profile import ServingProfile
 from tuner.runs.cluster.nodes import Node, Share, share_of
 from tuner.runs.cluster.prices import parse_prices
+from tuner.traffic.requirements import RequirementCheck
 from tuner.views.profile import several_page
 
 
@@ -44,7 +45,7 @@ def test_what_is_no_price_is_refused(text: str) -> None:
 
 def test_what_breaks_a_requirement_is_not_the_best_however_cheap() -> None:
     def required(*, kept: bool) -> ServingProfile:
-        each = RequirementSection(text="p95 ttft <= 1s", at_worst=2.0, measured=None, kept=kept)
+        each = RequirementCheck(text="p95 ttft <= 1s", at_worst=2.0, measured=None, kept=kept)
         item = profile()
         decision = msgspec.structs.replace(item.decision, requirements=[each])
         return resealed(item, evidence=b"", decision=decision)

@@ -194,13 +194,13 @@ def test_what_a_server_adds_to_its_engine_is_fitted_kept_and_weighed(tmp_path: P
     (first,), (second,), (last,) = (
         each.verdict.requirements for each in (alone, probed, outcome.conclusion)
     )
-    assert first.is_kept
+    assert first.kept
     for each in (second, last):
-        assert each.bound is not None
-        assert each.bound > 0.030
-        assert not each.is_kept
+        assert each.at_worst is not None
+        assert each.at_worst > 0.030
+        assert not each.kept
     assert last.measured is not None
-    assert last.bound == pytest.approx(last.measured, rel=0.05)
+    assert last.at_worst == pytest.approx(last.measured, rel=0.05)
     # The curve is of the front end as the whole replay showed it, not as the probes did.
     promised, replayed = outcome.conclusion.chosen.numbers.tpot_s, outcome.confirmed
     assert promised is not None

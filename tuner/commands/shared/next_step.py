@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from tuner.commands.shared.options import as_typed
 from tuner.errors import GateError
 from tuner.profile.profile import ServingProfile
-from tuner.profile.summary import LOW, promised, required
+from tuner.profile.summary import LOW, promised
 from tuner.system.passwords import public_words
 
 OPEN = ("inconclusive", "not_reached")
@@ -51,7 +51,7 @@ def check_required(
     if broken := profile.decision.broken:
         raise GateError(
             f"{path}: max_num_seqs {profile.decision.max_num_seqs} does not keep "
-            f"{', '.join(map(required, broken))}" + (f"; {cure}" if cure else ""),
+            f"{', '.join(map(str, broken))}" + (f"; {cure}" if cure else ""),
             hint=f"Add replicas or require less. Next: {next_ or after(profile, path)}",
         )
 

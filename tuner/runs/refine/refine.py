@@ -422,7 +422,7 @@ class Refining:
             printed=True,
         )
         measured = numbers_of(self.evidence.replays(REFINED), self.workload.slo)
-        checks = tuple(RequirementCheck(each, None) for each in self.settings.requirements)
+        checks = tuple(RequirementCheck.of(each) for each in self.settings.requirements)
         curve: tuple[CurvePoint, ...] = (CurvePoint(measured, measured, "measured", {}),)
         low, high, promised = cap, cap, None
         if view is not None and view.is_believed:

@@ -1,13 +1,18 @@
+"""What a trace holds, and what is warned of."""
+
 import math
+from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.support.traces import request
 from tuner.trace.columns import Columns, columns_of
 from tuner.trace.record import TraceHeader
 from tuner.trace.trace import TraceRequest
-from tuner.traffic.description import describe, tick_ms, trace_warnings
+from tuner.traffic.description import concurrency, describe, tick_ms, trace_warnings
 from tuner.traffic.window import arrays, busiest, busiest_rows
 
 
@@ -133,3 +138,38 @@ def test_the_warnings_name_what_the_source_cannot_show() -> None:
     assert "cannot show aborted" in warned(*healthy(), header=TraceHeader(missing=("aborts",)))
     assert "understated" in warned(*healthy(), header=TraceHeader(block_size=512))
     assert "understated" not in warned(*healthy(), header=TraceHeader(block_size=16))
+
+
+INTERVALS = st.lists(
+    st.tuples(st.integers(0, 30), st.integers(0, 12), st.integers(1, 3)), min_size=1, max_size=25
+)
+
+
+def edges(intervals: list[tuple[int, int, int]]) -> tuple[Any, Any]:
+    begins_s = np.array([float(begin) for begin, _, n in intervals for _ in range(n)])
+    ends_s = [float(begin + lasted) for begin, lasted, n in intervals for _ in range(n)]
+    return np.sort(begins_s), np.sort(ends_s)
+
+
+@settings(max_examples=50)
+@given(intervals=INTERVALS)
+def test_what_holds_is_what_is_counted_at_every_moment(
+    intervals: list[tuple[int, int, int]],
+) -> None:
+    counted = [
+        sum(n for begin, lasted, n in intervals if begin <= second + 0.5 < begin + lasted)
+        for second in range(5, 40)
+    ]
+
+    seen = concurrency(*edges(intervals), start_s=5.0, end_s=40.0)
+    assert seen is not None
+    assert seen.mean == pytest.approx(np.mean(counted))
+    assert [seen.p50, seen.p90, seen.max] == [sorted(counted)[at] for at in (17, 31, 34)]
+
+
+@pytest.mark.parametrize("end_s", [1.0, np.nextafter(1.0, 2.0)])
+def test_what_begins_at_the_end_holds_for_no_time(end_s: float) -> None:
+    begins_s, ends_s = np.array([0.0, end_s]), np.array([9.0, 9.0])
+    result = concurrency(begins_s, ends_s, start_s=0.0, end_s=end_s)
+    assert result is not None
+    assert (result.mean, result.max) == (1.0, 1)
