@@ -31,7 +31,7 @@ def test_a_sweep_shows_what_it_would_do(folder: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert not (folder / "runs").exists()
     result = json.loads(done.stdout)
-    assert "at most 15 min of engine: 2 starts of 60 s each" in result["facts"]["time"]
+    assert "at most 15 min, with two engine starts" in result["facts"]["time"]
     assert result["kv_blocks"] == 1200
     assert result["longest_fit"] == 48  # of 25 blocks, 400 tokens
     assert result["next"].startswith("tuner sweep ")

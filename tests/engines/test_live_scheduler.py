@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from tests.support.processes import wait_until
 from tuner.live import control
-from tuner.live.control import Request
 
 pytestmark = pytest.mark.vllm
 
@@ -108,12 +107,11 @@ def test_with_it_the_socket_is_there_until_shutdown(
     path = tmp_path / "tuner.sock"
     monkeypatch.setenv("TUNER_LIVE_SOCKET", str(path))
     made = lone.scheduler_of(lone.live.LiveScheduler, config)
-    wait_until(lambda: made._live.listening is not None)
-    state = control.ask(path, Request("set", 3))
+    state = control.ask(path, 3, "a test")
     assert (state.max_num_seqs, state.built) == (3, 8)
     assert state.arguments["kv_cache_dtype"] == "auto"
     made.shutdown()
-    assert "tuner-live" not in threads()
+    wait_until(lambda: "tuner-live" not in threads())
     assert not path.exists()
 
 
@@ -122,7 +120,6 @@ def test_a_control_that_cannot_be_leaves_the_server_as_it_is(
 ) -> None:
     monkeypatch.setenv("TUNER_LIVE_SOCKET", "/none/there/tuner.sock")
     made = lone.scheduler_of(lone.live.LiveScheduler, config)
-    made._live.join(20)
     assert "live control failed: FileNotFoundError" in caplog.text
     request = lone.add(made, "a", prompt=5, tokens=3)
     while made.has_requests():

@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tests.support.processes import wait_until
 from tuner.engines import page
-from tuner.live.control import Control, State
+from tuner.live import control
 
 ARGUMENTS: dict[str, Any] = {"model": "m", "kv_cache_dtype": "auto", "tensor_parallel_size": 1}
 
@@ -35,17 +34,15 @@ def serving(
     """Answer at a socket, as the thread in a server does."""
     server = Server(path if rank == 0 else Path(f"{path}.dp{rank}"))
     server.cells["max_num_seqs"] = built
-    state = State(
+    state = control.State(
         vllm="0.32.0", rank=rank, built=built, arguments={**ARGUMENTS, **(arguments or {})},
         device={"kind": "cpu"},
     )  # fmt: skip
-    thread = Control(str(path), state, server.cells)
-    thread.start()
+    stop = control.start(path, state, server.cells)
     try:
-        wait_until(lambda: thread.listening is not None)
         yield server
     finally:
-        thread.stop()
+        stop()
 
 
 def answered(path: Path, line: bytes) -> Any:  # noqa: ANN401 - JSON

@@ -4,12 +4,12 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-import msgspec
+from msgspec.structs import asdict
 
 from tuner.commands.options import LiveOptions
 from tuner.errors import GateError, TunerError, UsageError
 from tuner.live import control
-from tuner.live.control import Request, State
+from tuner.live.control import State
 from tuner.profile import profile as profiles
 from tuner.rollout import difference, fit
 from tuner.system.printable import printable
@@ -21,16 +21,16 @@ def run(options: LiveOptions) -> None:
     if options.profile is not None and options.reset:
         raise UsageError("PROFILE and --reset exclude each other", hint="Use one at a time.")
     sockets = [rank for each in options.socket for rank in control.ranks(each)]
-    servers = {path: control.ask(path, Request("state")) for path in sockets}
-    request, warnings = Request("state"), list[str]()
+    servers = {path: control.ask(path) for path in sockets}
+    was, warnings = {path: state.max_num_seqs for path, state in servers.items()}, list[str]()
+    caps = {path: state.built for path, state in servers.items()} if options.reset else {}
+    reason = "as the server was started"
     if options.profile is not None:
-        request, warnings = _of_profile(options.profile, servers, is_forced=options.force)
-    elif options.reset:
-        request = Request("reset", reason="as the server was started")
-    was = {path: state.max_num_seqs for path, state in servers.items()}
-    for number, path in enumerate(sockets):
+        cap, reason, warnings = _of_profile(options.profile, servers, is_forced=options.force)
+        caps = dict.fromkeys(sockets, cap)
+    for number, (path, cap) in enumerate(caps.items()):
         try:
-            servers[path] = control.ask(path, request)
+            servers[path] = control.ask(path, cap, reason)
         except TunerError as problem:
             done = ", ".join(map(str, sockets[:number])) or "none"
             problem.hint = f"{problem.hint} Then run it again; set already: {done}."
@@ -39,28 +39,27 @@ def run(options: LiveOptions) -> None:
         sys.stderr.write(f"Warning: {printable(warning)}\n")
     if options.json:
         states = [
-            {"socket": str(path), "before": was[path], **msgspec.to_builtins(state)}
+            {"socket": str(path), "before": was[path], **asdict(state)}
             for path, state in servers.items()
         ]
         print_json({"servers": states, "warnings": warnings})
         return
     for path, state in servers.items():
         cap = state.max_num_seqs
-        sys.stdout.write(
-            f"{printable(str(path))}: max_num_seqs {cap} of {state.built}"
-            f"{f', was {was[path]}' * (was[path] != cap)}\n"
-        )
+        before = f", was {was[path]}" * (was[path] != cap)
+        words = f"{printable(str(path))}: max_num_seqs {cap} of {state.built}{before}"
+        sys.stdout.write(f"{words}\n")
 
 
 def _of_profile(
     path: Path, servers: Mapping[Path, State], *, is_forced: bool
-) -> tuple[Request, list[str]]:
-    """Compare a profile with the state of every server; return what to ask for, and warnings.
-    Raises what speaks against it."""
+) -> tuple[int, str, list[str]]:
+    """Compare a profile with the state of every server; return its cap, why, and warnings. Raises
+    what speaks against it."""
     profile = profiles.load(path)
     if undecided := fit.undecided(profile, source=str(path), force=is_forced):
         raise undecided
-    cap, mismatches, warnings = profile.decision.max_num_seqs, dict[str, fit.Mismatch](), []
+    cap, reasons, warnings = profile.decision.max_num_seqs, [f"profile {profile.digest}"], []
     for socket, state in servers.items():
         if cap > state.built:
             raise GateError(
@@ -74,14 +73,14 @@ def _of_profile(
             arguments.pop("quantization", None)
         hosts = [fit.Host.of(state.vllm, state.device)]
         here = fit.Deployment(arguments=arguments, source=str(socket), hosts=hosts, is_new=True)
-        mismatches |= {each.words: each for each in fit.mismatches(profile, here)}
+        differing = fit.mismatches(profile, here)
+        if not is_forced and (refusal := fit.refusal(profile, differing)):
+            raise refusal
+        reasons += [each.words for each in differing]
+        warnings += fit.cautions(profile, differing)
         warnings += [
             f"{each.name} was {each.profile} when measured; {socket} has {each.other}"
             for each in difference.of_deployment(profile, here)
             if each.section == "engine" and each.name not in {"max_num_seqs", *fit.NUMERICS}
         ]
-    differing = list(mismatches.values())
-    if not is_forced and (refusal := fit.refusal(profile, differing)):
-        raise refusal
-    reason = "; ".join([f"profile {profile.digest}", *mismatches])
-    return Request("set", cap, reason), [*fit.cautions(profile, differing), *warnings]
+    return cap, "; ".join(dict.fromkeys(reasons)), list(dict.fromkeys(warnings))

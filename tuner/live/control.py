@@ -1,4 +1,6 @@
-"""The cap of a running server over a socket for its own user and root: one line of JSON each way.
+"""The cap of a running server over a socket for its own user and root.
+
+A client sends a line: nothing for the state, or a cap and why. The answer is a line of JSON.
 
 A thread inside EngineCore answers one client at a time. Whatever happens to it, the server
 continues. ``ask`` is the other end.
@@ -8,13 +10,15 @@ import errno
 import glob
 import logging
 import os
+import re
 import select
 import socket
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -32,18 +36,7 @@ CLIENT_S, ANSWER_S = 5.0, 30.0
 PAUSE_S = 1.0
 """After a failed accept, such as when the process has no descriptor left."""
 
-STOP_S = 2.0
 MAX_LINE_BYTES = 64 * 2**10
-NO_SENSE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""Raised for a line that is no such message."""
-
-
-class Request(Struct, frozen=True):
-    """``reset`` sets what the server was started with; ``reason`` is for its log."""
-
-    do: Literal["state", "set", "reset"]
-    max_num_seqs: int = 0
-    reason: str = ""
 
 
 class State(Struct, frozen=True, kw_only=True):
@@ -66,73 +59,27 @@ class State(Struct, frozen=True, kw_only=True):
 # The server's end
 
 
-class Control(threading.Thread):
-    """The thread that answers. An error on it is in vLLM's log, and nowhere else."""
+def start(path: Path, state: State, cells: NDArray[np.void]) -> Callable[[], None]:
+    """Answer at a path, on a thread of its own, and return what stops it. ``cells`` are the
+    scheduler's ``page.PAGE``. Raises OSError."""
+    path = path.with_name(f"{path.name}.dp{state.rank}") if state.rank else path
+    listening = listen(path)
+    args = (complain, _serve, listening, state, cells[0])
+    threading.Thread(target=contain_errors, args=args, name="tuner-live", daemon=True).start()
+    log.info("tuner: live control at %s", path)
 
-    def __init__(self, path: str, state: State, cells: NDArray[np.void]) -> None:
-        """``cells`` are the scheduler's ``page.PAGE``."""
-        super().__init__(name="tuner-live", daemon=True)
-        self._path = Path(f"{path}.dp{state.rank}" if state.rank else path)
-        self._state, self._cells = state, cells
-        self.listening: socket.socket | None = None
-        self._stopped = threading.Event()
+    def stop() -> None:
+        path.unlink(missing_ok=True)
+        listening.shutdown(socket.SHUT_RDWR)  # accept() returns
 
-    def run(self) -> None:
-        contain_errors(complain, self._serve)
-
-    def stop(self) -> None:
-        """Take the socket away and end, or leave a thread that hangs behind."""
-        self._stopped.set()
-        if self.listening is not None:
-            with suppress(OSError):
-                self.listening.shutdown(socket.SHUT_RDWR)  # accept() returns
-        self.join(STOP_S)
-
-    def _serve(self) -> None:
-        with socket.socket(socket.AF_UNIX) as listening:
-            listen(listening, self._path)
-            self.listening = listening
-            log.info("tuner: live control at %s", self._path)
-            while not self._stopped.is_set():
-                try:
-                    client, _ = listening.accept()
-                except OSError:
-                    self._stopped.wait(PAUSE_S)
-                    continue
-                with client:
-                    contain_errors(complain, self._reply, client)
-            self._path.unlink(missing_ok=True)
-
-    def _reply(self, client: socket.socket) -> None:
-        """Carry out what a client asks for, unless it is silent or has left."""
-        client.settimeout(CLIENT_S)
-        with suppress(TimeoutError, ConnectionError):
-            line = client.makefile("rb").readline(MAX_LINE_BYTES)
-            if line and not _has_left(client):
-                client.sendall(encoded(self._carry_out(line)))
-
-    def _carry_out(self, line: bytes) -> State:
-        cells, built, error = self._cells[0], self._state.built, ""
-        before = int(cells["max_num_seqs"])
-        try:
-            request = msgspec.json.decode(line, type=Request)
-        except NO_SENSE as problem:
-            request = Request("state")
-            error = f"the request cannot be used: {ascii(str(problem))[1:-1][:200]}"
-        cap = built if request.do == "reset" else request.max_num_seqs
-        if request.do != "state" and 1 <= cap <= built:
-            cells["max_num_seqs"] = cap
-            log.info("tuner: max_num_seqs %d -> %d: %a", before, cap, request.reason)
-        elif request.do != "state":
-            error = f"max_num_seqs must be from 1 to {built}, which the server was built for"
-        now = int(cells["max_num_seqs"])
-        return msgspec.structs.replace(self._state, max_num_seqs=now, error=error)
+    return stop
 
 
-def listen(listening: socket.socket, path: Path) -> None:
-    """Let a socket listen at a path. One that nobody listens at any more is replaced. Raises
-    OSError where anything else is there."""
-    with _address(path) as address, socket.socket(socket.AF_UNIX) as probe:
+def listen(path: Path) -> socket.socket:
+    """Return a socket that listens at a path. One that nobody listens at any more is replaced.
+    Raises OSError where anything else is there."""
+    with ExitStack() as stack, _address(path) as address, socket.socket(socket.AF_UNIX) as probe:
+        listening = stack.enter_context(socket.socket(socket.AF_UNIX))
         probe.setblocking(False)  # a busy server lives
         is_socket = path.is_socket() and not path.is_symlink()
         if is_socket and probe.connect_ex(address) == errno.ECONNREFUSED:
@@ -140,10 +87,48 @@ def listen(listening: socket.socket, path: Path) -> None:
         os.fchmod(listening.fileno(), 0o600)  # before it has a name that others could reach
         listening.bind(address)
         listening.listen()
+        stack.pop_all()
+    return listening
 
 
 def complain(problem: Exception) -> None:
+    """Leave an error to vLLM's log, and to nothing else."""
     log.error("tuner: live control failed: %r", problem)
+
+
+def _serve(listening: socket.socket, state: State, cells: np.void) -> None:
+    with listening:
+        while True:
+            try:
+                client, _ = listening.accept()
+            except OSError as problem:
+                if problem.errno == errno.EINVAL:  # stopped
+                    return
+                time.sleep(PAUSE_S)
+            else:
+                with client:
+                    contain_errors(complain, _reply, client, state, cells)
+
+
+def _reply(client: socket.socket, state: State, cells: np.void) -> None:
+    """Carry out what a client asks for, unless it is silent or has left."""
+    client.settimeout(CLIENT_S)
+    with suppress(TimeoutError, ConnectionError):
+        line, error = client.makefile("rb").readline(MAX_LINE_BYTES), ""
+        if not line or _has_left(client):
+            return
+        matched = re.fullmatch(rb"(\d{0,9})( .*)?\n", line)
+        number, reason = matched.groups(b"") if matched else (b"0", b"")
+        cap, before = int(number or 0), int(cells["max_num_seqs"])
+        if 1 <= cap <= state.built:
+            cells["max_num_seqs"] = cap
+            log.info(
+                "tuner: max_num_seqs %d -> %d: %a", before, cap, reason.decode("utf-8", "replace")
+            )
+        elif number:
+            error = f"max_num_seqs must be from 1 to {state.built}, which the server was built for"
+        now = msgspec.structs.replace(state, max_num_seqs=int(cells["max_num_seqs"]), error=error)
+        client.sendall(msgspec.json.encode(now) + b"\n")
 
 
 def _has_left(connection: socket.socket) -> bool:
@@ -155,10 +140,6 @@ def _has_left(connection: socket.socket) -> bool:
 
 
 # Both ends
-
-
-def encoded(message: Struct) -> bytes:
-    return msgspec.json.encode(message) + b"\n"
 
 
 @contextmanager
@@ -180,20 +161,21 @@ def ranks(path: Path) -> list[Path]:
     return [path, *sorted(path.parent.glob(f"{glob.escape(path.name)}.dp*"))]
 
 
-def ask(path: Path, request: Request) -> State:
-    """Send one request and return the answer. Raises InputError where no live server answers, and
-    GateError where it refuses."""
+def ask(path: Path, cap: int | None = None, reason: str = "") -> State:
+    """Return the state of a server, after a change where a cap is given, and why. Raises InputError
+    where no live server answers, and GateError where it refuses."""
+    line = f"{cap or ''} {reason}\n".encode("utf-8", "replace")
     try:
         with _address(path) as address, socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(ANSWER_S)
             connection.connect(address)
-            connection.sendall(encoded(request))
-            line = connection.makefile("rb").readline(MAX_LINE_BYTES)
-        state = msgspec.json.decode(line, type=State)
+            connection.sendall(line)
+            answer = connection.makefile("rb").readline(MAX_LINE_BYTES)
+        state = msgspec.json.decode(answer, type=State)
     except OSError as problem:
         hint = "Start the server with TUNER_LIVE_SOCKET (docs/operating.md); ask as its user."
         raise InputError(f"{path}: {problem.strerror or problem}".lower(), hint=hint) from None
-    except NO_SENSE:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise InputError(
             f"{path}: what listens there does not answer as a live server does",
             hint="Check the path and the server's log; ask with the tuner that the server runs.",

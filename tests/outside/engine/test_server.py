@@ -263,7 +263,7 @@ def test_more_than_the_server_was_built_for_is_refused(server: RealServer) -> No
     assert "max_num_seqs" in refused.error
     with socket.socket(socket.AF_UNIX) as stranger:  # who does not ask what it was built for
         stranger.connect(str(server.socket))
-        stranger.sendall(b'{"do": "set", "max_num_seqs": 9}\n')
+        stranger.sendall(b"9 \n")
         answer = json.loads(stranger.makefile().readline())
     assert "max_num_seqs must be from 1 to" in answer["error"]
     (state,) = run(server.folder, "live", "--socket", server.socket, "--json").json["servers"]
