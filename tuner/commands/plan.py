@@ -12,11 +12,14 @@ from tuner.profile.evidence import twin_of
 from tuner.profile.plan import Fleet, shared_caps
 from tuner.profile.profile import ServingProfile
 from tuner.profile.profile import load as load_profile
-from tuner.profile.summary import is_simulated
-from tuner.views.plan import plan_page, replicas_in_words, shared_page
+from tuner.profile.summary import is_simulated, percent, with_share
+from tuner.views.numbers import COLUMNS
+from tuner.views.page import Cell, Column, Page, Section, Table
 
 MOST_LOAD, MOST_TIMES = 16.0, 1e6
 """Of the profile's traffic, on one replica and in all."""
+SHOWN = ("attainment", "goodput_rps", "tpot_p95_s", "e2el_p99_s")
+"""What the table has of every cap."""
 
 
 def run(options: PlanOptions) -> None:
@@ -26,48 +29,111 @@ def run(options: PlanOptions) -> None:
         _compare(options, profile, load_profile(options.other))
         return
     fleet = _fleet(options, profile)
-    choice = fleet.choice(fleet.caps, fleet.replicas)
-    checks = choice.bounds.checks(fleet.cap)
-    broken = [str(each) for each in checks if not each.kept]
-    next_ = command("show", options.profile)
-    if not broken and not is_simulated(profile) and fleet.replicas >= (fleet.needed or math.inf):
-        next_ = command("apply", options.profile, "--dry-run")
+    cap, needed, here = fleet.cap, fleet.needed, _replicas(fleet.replicas)
+    choice, table = fleet.choice(fleet.caps, fleet.replicas), _table(fleet, options.price)
+    checks, load = choice.bounds.checks(cap), fleet.load / profile.provenance.replicas
+    required, broken = list(map(str, checks)), [str(each) for each in checks if not each.kept]
+    title = with_share(fleet.samples.middle("attainment", cap), f"max_num_seqs {cap} on {here}")
+    if needed is None:
+        title = f"no number of replicas serves {percent(fleet.target)} within the SLO"
+    of = f"{load:g} times the profile's traffic ({len(fleet.twin.traffic):,} requests)"
+    facts = [("load", f"{fleet.rps:,.2f} req/s, {of}")]
+    if needed is not None:
+        facts.append(("needs", f"{_replicas(needed)} for {percent(fleet.target)} at least"))
+    counts = {each: count or math.inf for each, count in fleet.needed_by_cap.items()}
+    cheapest = min(counts, key=lambda each: counts[each])
+    if counts[cheapest] < counts[cap]:
+        words = f"max_num_seqs {cheapest} on about {counts[cheapest]:,}: sweep a trace of this load"
+        facts.append(("cheapest", words))
+    is_ready = not broken and fleet.replicas >= (needed or math.inf) and not is_simulated(profile)
+    page = Page(
+        subject="Plan",
+        title=title,
+        aside=f"{'simulated ' * is_simulated(profile)}prediction, --router {fleet.router}",
+        facts=[*facts, *([("requires", "; ".join(required))] if required else [])],
+        sections=[Section("Every max_num_seqs", tables=[table])],
+        warnings=_warnings(fleet),
+        next=command(
+            *(("apply", options.profile, "--dry-run") if is_ready else ("show", options.profile))
+        ),
+    )
     result = {
-        "load": fleet.load / profile.provenance.replicas,
+        "load": load,
         "rps": fleet.rps,
         "replicas": fleet.replicas,
         "router": fleet.router,
-        "max_num_seqs": fleet.cap,
+        "max_num_seqs": cap,
         "best": choice.best,
         "attainment": fleet.target,
-        "replicas_needed": fleet.needed,
-        "required": list(map(str, checks)),
+        "replicas_needed": needed,
+        "steps": table.records(),
+        "required": required,
         "broken": broken,
-        "warnings": _warnings(fleet),
+        "warnings": page.warnings,
     }
-    page = plan_page(fleet, result, options.price, next_)
-    finish(options, {**result, "steps": page.tables[0].records()}, page)
+    finish(options, result, page)
     if broken:
         cure = "No number of replicas keeps it: require less."
-        if fleet.needed is not None:
-            cure = f"On {replicas_in_words(fleet.needed)} it keeps all."
-        words = f"max_num_seqs {fleet.cap} on {replicas_in_words(fleet.replicas)} does not keep"
-        raise GateError(f"{words} {', '.join(broken)}", hint=cure)
+        cure = cure if needed is None else f"On {_replicas(needed)} it keeps all."
+        raise GateError(
+            f"max_num_seqs {cap} on {here} does not keep {', '.join(broken)}", hint=cure
+        )
+
+
+def _table(fleet: Fleet, price: float | None) -> Table:
+    """Return what every cap gives a replica: likely, and at worst in 39 of 40 draws; ``price`` is
+    of a replica per hour."""
+    columns = [
+        *(COLUMNS[name] for name in ("max_num_seqs", *SHOWN)),
+        Column("attainment_least", "met least", "share"),
+        Column("replicas", "needs about", "count"),
+        Column("per_hour", "" if price is None else "per hour", "number"),
+    ]
+    rows = list[list[Cell]]()
+    for cap, count in fleet.needed_by_cap.items():
+        middles = [fleet.samples.middle(name, cap) for name in SHOWN]
+        least, _ = fleet.samples.ends("attainment", cap) or (math.nan, math.nan)
+        cost = None if price is None or count is None else price * count
+        rows.append([cap, *middles, least, count, cost])
+    return Table(columns, rows, chosen=fleet.caps.index(fleet.cap))
+
+
+def _replicas(count: int) -> str:
+    return f"{count:,} replica{'s' * (count != 1)}"
 
 
 def _compare(options: PlanOptions, *profiles: ServingProfile) -> None:
-    """Print which cap serves both kinds of traffic. Raises ProfileError and UsageError."""
+    """Print which cap serves both kinds of traffic, and what each loses by it. Raises ProfileError
+    and UsageError."""
     given = [word for word in as_typed(options) if word.startswith("--") and word != "--json"]
     if given:
         raise UsageError(
             f"{' '.join(given)}: of two profiles only their curves are compared",
             hint="Leave it out, or ask of each profile by itself.",
         )
-    paths = [str(options.profile), str(options.other)]
+    paths, names = [str(options.profile), str(options.other)], ("first", "second")
     caps, best = shared_caps(profiles)
-    page = shared_page(caps, best, paths, next_=command("show", *paths))
-    rows = page.tables[0].records()
-    finish(options, {"profiles": paths, "max_num_seqs": best.max_num_seqs, "caps": rows}, page)
+    columns = [
+        COLUMNS["max_num_seqs"],
+        *(Column(f"met_{name}", f"met, {name}", "share") for name in names),
+        Column("lost", "loses", "share"),
+        Column("longer", "p99 E2EL x", "number"),
+    ]
+    table = Table(
+        columns,
+        [[each.max_num_seqs, *each.shares, each.lost, each.longer] for each in caps],
+        "the most that either loses, compared with its own choice",
+        chosen=caps.index(best),
+    )
+    page = Page(
+        subject=f"Plan for {' and '.join(paths)}",
+        title=f"max_num_seqs {best.max_num_seqs} serves both kinds of traffic",
+        facts=list(zip(names, paths, strict=True)),
+        sections=[Section("Every max_num_seqs", tables=[table])],
+        next=command("show", *paths),
+    )
+    result = {"profiles": paths, "max_num_seqs": best.max_num_seqs, "caps": table.records()}
+    finish(options, result, page)
 
 
 def _fleet(options: PlanOptions, profile: ServingProfile) -> Fleet:

@@ -20,16 +20,14 @@ from tuner.errors import (
 from tuner.live import prometheus
 from tuner.live import server as live_server
 from tuner.live.prometheus import Exporter, ServerMetrics
-from tuner.live.server import LiveServer
 from tuner.live.watch import VERDICTS, Watch
 from tuner.profile.evidence import twin_of
-from tuner.profile.profile import ServingProfile
 from tuner.profile.profile import load as load_profile
 from tuner.profile.served_models import model_mismatch
-from tuner.profile.summary import is_simulated
+from tuner.profile.summary import is_simulated, percent, with_share
 from tuner.traffic.window import parse_duration_s
 from tuner.views.live import Progress
-from tuner.views.watch import watch_page
+from tuner.views.page import Cell, Column, Page, Section, Table
 
 GONE_S = 60.0
 """A server that has not answered for so long is gone."""
@@ -43,6 +41,16 @@ STALLED_S = 120.0
 READINGS, MOST_EVERY_S, LEAST_TIMEOUT_S = 30, 2.0, 1.0
 """Of a window, the longest time between two, and the shortest for one."""
 
+COLUMNS = [
+    Column("measure", "measure"),
+    *(Column(name, name, "number") for name in ("mean", "low", "high")),
+    Column("at_least", "at least", "number"),
+    Column("at_most", "at most", "number"),
+    Column("windows", "windows", "count"),
+    Column("state", "state"),
+]
+LOOK = "What was known until then stands above. Look at the server's log."
+
 
 def run(options: WatchOptions) -> None:
     """Watch and print. Raises GateError, UndecidedError, Interrupted, EngineError and others."""
@@ -53,21 +61,27 @@ def run(options: WatchOptions) -> None:
             f"--for {options.for_}: shorter than one window of {options.window}",
             hint="A verdict takes several windows: --for 30m.",
         )
-    profile, url = load_profile(options.profile), options.url
+    profile, url, warnings = load_profile(options.profile), options.url, list[str]()
     cure = "Sweep again; only a twin can predict what today's traffic should give."
     twin = twin_of(profile, options.profile, cure=cure, behind=profile.front_end)
     watch = Watch(profile, twin, window_s, min(MOST_EVERY_S, window_s / READINGS))
-    here = live_server.ask(url)
-    warnings = _doubts(profile, here, url)
-    stopped = _watched(watch, here, options, for_s, warnings)
-    if watch.restarts:
-        warnings.append(f"{url}: restarted {watch.restarts} times: see its log")
-    page = watch_page(watch, url=url, warnings=warnings, next_=_next(watch, options))
+    if (mismatch := model_mismatch(profile, live_server.ask(url).served)) is not None:
+        if mismatch.is_sure:
+            hint = f"Give the profile that was made for {mismatch.served}, or another address."
+            raise InputError(f"{url}: serves {mismatch.words}", hint=hint)
+        warnings.append(f"{url} serves {mismatch.words}")
+    ended: TunerError | None = None
+    try:
+        _watch(watch, options, for_s, warnings)
+    except KeyboardInterrupt:
+        hint = "Run the command again."
+        ended = Interrupted(f"interrupted; so far: {watch.verdict}", hint=hint)
+    except TunerError as problem:
+        ended = problem
+    page = _page(watch, options, warnings)
     result = {
         "verdict": watch.verdict,
         "reason": watch.reason,
-        "profile": str(options.profile),
-        "url": url,
         "max_num_seqs": watch.cap,
         "windows": watch.windows,
         "requests": watch.requests,
@@ -78,15 +92,13 @@ def run(options: WatchOptions) -> None:
         "warnings": warnings,
     }
     finish(options, result, page)
-    if stopped is not None:
-        raise stopped
-    _raise_for(watch, options)
+    if (ended := ended or _ended(watch, options)) is not None:
+        raise ended
 
 
-def _watched(
-    watch: Watch, here: LiveServer, options: WatchOptions, for_s: float, warnings: list[str]
-) -> TunerError | None:
-    """Take windows in until the time is over; return what ended it before."""
+def _watch(watch: Watch, options: WatchOptions, for_s: float, warnings: list[str]) -> None:
+    """Take windows in until the time is over. Raises InputError for several servers, EngineError
+    for one that is gone, hangs or serves another model."""
     with ExitStack() as stack:
         exporter = None
         if options.metrics_port is not None:
@@ -94,43 +106,35 @@ def _watched(
         progress = stack.enter_context(Progress(for_s))
         for warning in warnings:
             progress.warn(warning)
-        try:
-            for at_s, metrics in _readings(options.url, watch.every_s, for_s, progress):
-                window = watch.add(at_s, metrics)
-                if watch.restarts > watch.windows + MOST_RESTARTS:
-                    raise InputError(
-                        f"{options.url}: was restarted again and again, or several servers answer "
-                        "in turn, each with its own counts",
-                        hint="Give the address of one replica, not the one that shares them out.",
-                    )
-                if metrics.model != here.metrics.model:
-                    raise EngineError(
-                        f"{options.url}: serves {metrics.model} now, {here.metrics.model} before",
-                        hint="Watch it with the profile of that model.",
-                    )
-                if window is not None:
-                    progress.say(window)
-                    progress.show(f"window {watch.windows}: {watch.verdict}")
-                    if exporter is not None:
-                        _export(exporter, watch)
-            watch.choose_again()
-        except KeyboardInterrupt:
-            so_far = f"interrupted; so far: {watch.verdict}"
-            return Interrupted(so_far, hint="Run the command again.")
-        except TunerError as problem:
-            return problem
-    return None
+        for at_s, metrics in _readings(options.url, watch.every_s, for_s, progress):
+            window = watch.add(at_s, metrics)
+            if watch.restarts > watch.windows + MOST_RESTARTS:
+                raise InputError(
+                    f"{options.url}: was restarted again and again, or several servers answer in "
+                    "turn, each with its own counts",
+                    hint="Give the address of one replica, not the one that shares them out.",
+                )
+            if window is not None:
+                progress.say(window)
+                progress.show(f"window {watch.windows}: {watch.verdict}")
+            if window is not None and exporter is not None:
+                for verdict in VERDICTS:
+                    exporter.set("watch_verdict", verdict == watch.verdict, verdict=verdict)
+                for name, measure in watch.measures.items():
+                    exporter.set("watch_measure", measure.mean.value, measure=name)
+                    exporter.set("watch_beyond", name in watch.beyond, measure=name)
+                exporter.set("watch_choice_rightness", watch.rightness)
+        watch.choose_again()
 
 
 def _readings(
     url: str, every_s: float, for_s: float, progress: Progress
 ) -> Iterator[tuple[float, ServerMetrics]]:
     """Yield a time and what the server counted by then, until ``for_s`` have passed. Raises
-    EngineError for a server that is gone or hangs."""
+    EngineError for a server that is gone, hangs or serves another model."""
     timeout_s = min(live_server.TIMEOUT_S, max(LEAST_TIMEOUT_S, every_s))
     begin_s = answered_s = moved_s = time.monotonic()
-    place, tokens = 0, -1.0
-    hint = "What was known until then stands above. Look at the server's log."
+    place, tokens, model = 0, -1.0, ""
     while place * every_s <= for_s:
         time.sleep(max(0.0, begin_s + place * every_s - time.monotonic()))
         sent_s = time.monotonic()
@@ -139,60 +143,59 @@ def _readings(
         except InputError as problem:
             progress.say(f"no answer from {url}: {problem}")
             if time.monotonic() - answered_s >= GONE_S:
-                why = f"{url} does not answer any more: {problem}"
-                raise EngineError(why, hint=hint) from None
+                raise EngineError(f"{url} does not answer any more: {problem}", hint=LOOK) from None
         else:
-            answered_s = time.monotonic()
+            answered_s, model = time.monotonic(), model or metrics.model
+            if metrics.model != model:
+                raise EngineError(f"{url}: serves {metrics.model} now, {model} before", hint=LOOK)
             if not metrics.get(prometheus.RUNNING) or metrics.get(prometheus.TOKENS) != tokens:
                 tokens, moved_s = metrics.get(prometheus.TOKENS), answered_s
             elif answered_s - moved_s >= STALLED_S:
                 why = f"{url} hangs: requests run and no token came for {STALLED_S:.0f} s"
-                raise EngineError(why, hint=hint)
+                raise EngineError(why, hint=LOOK)
             yield (sent_s + answered_s) / 2, metrics
         place = max(place, int((time.monotonic() - begin_s) // every_s)) + 1
 
 
-def _export(exporter: Exporter, watch: Watch) -> None:
-    for verdict in VERDICTS:
-        exporter.set("watch_verdict", verdict == watch.verdict, verdict=verdict)
-    for name, measure in watch.measures.items():
-        exporter.set("watch_beyond", name in watch.beyond, measure=name)
-        exporter.set("watch_measure", measure.mean.value, measure=name)
-    exporter.set("watch_choice_rightness", watch.rightness)
-
-
-def _doubts(profile: ServingProfile, here: LiveServer, url: str) -> list[str]:
-    """Return doubts about the profile and the server's model. Raises InputError where the server
-    was started with another one."""
-    warnings, verdict = list[str](), profile.decision.verdict
-    if verdict in {"overloaded", "inconclusive"}:
-        warnings.append(f"the profile's verdict is {verdict}: what it promises is little")
-    mismatch = model_mismatch(profile, here.served)
-    if mismatch is not None and mismatch.is_sure:
-        raise InputError(
-            f"{url}: serves {mismatch.words}",
-            hint=f"Give the profile that was made for {mismatch.served}, or another address.",
-        )
-    return warnings + ([f"{url} serves {mismatch.words}"] if mismatch is not None else [])
-
-
-def _raise_for(watch: Watch, options: WatchOptions) -> None:
-    verdict, reason = watch.verdict, watch.reason
-    if verdict == "not enough evidence":
-        hint = "Watch longer, or at a busier time: --for 2h."
-        raise UndecidedError(f"{verdict}: {reason}", hint=hint)
-    if verdict == "re-tune now" or (verdict == "drifting" and options.fail_on == "drifting"):
-        hint = "Capture today's traffic (docs/traces.md) and run tuner sweep on it."
-        if "slowness" in watch.beyond:
-            hint = "Look for a neighbor, a power or clock limit, or another configuration."
-        raise GateError(f"{verdict}: {reason}", hint=hint)
-
-
-def _next(watch: Watch, options: WatchOptions) -> str:
-    """Return what shows the cause."""
-    if is_simulated(watch.profile) or watch.verdict in {"still valid", "not enough evidence"}:
-        return command("show", options.profile)
+def _ended(watch: Watch, options: WatchOptions) -> TunerError | None:
+    """Return the error that a verdict ends with."""
+    words = f"{watch.verdict}: {watch.reason}"
+    if watch.verdict == "not enough evidence":
+        return UndecidedError(words, hint="Watch longer, or at a busier time: --for 2h.")
+    if watch.verdict not in {"re-tune now", options.fail_on}:
+        return None
+    hint = "Capture today's traffic (docs/traces.md) and run tuner sweep on it."
     if "slowness" in watch.beyond:
-        return command("show", options.profile, options.url)
-    rate = watch.measures["rate"].mean.value
-    return command("plan", options.profile, f"--load={rate if rate > 0 else 1.0:.3g}")
+        hint = "Look for a neighbor, a power or clock limit, or another configuration."
+    return GateError(words, hint=hint)
+
+
+def _page(watch: Watch, options: WatchOptions, warnings: list[str]) -> Page:
+    """Return whether the server may keep its profile, why, and what shows the cause."""
+    title, facts = f"max_num_seqs {watch.cap}: {watch.verdict}", [("why", watch.reason)]
+    if watch.choice is not None:
+        share = watch.choice.samples.middle("attainment", watch.cap)
+        facts.append(("today", f"{percent(share)} meet the SLO (predicted)"))
+        title = with_share(share, title)
+    facts.append(("seen", f"{watch.requests:,} requests in {watch.windows} windows"))
+    rows: list[list[Cell]] = [
+        [name, *each.mean, each.low, each.high, len(each.values), each.state]
+        for name, each in watch.measures.items()
+    ]
+    caption = "means over windows with 95% intervals: times the law, the profile's, or the cap"
+    is_fine, rate = (
+        is_simulated(watch.profile) or not watch.beyond,
+        watch.measures["rate"].mean.value,
+    )
+    words = ["plan", options.profile, f"--load={rate if rate > 0 else 1.0:.3g}"]
+    if is_fine or "slowness" in watch.beyond:
+        words = ["show", options.profile, *([] if is_fine else [options.url])]
+    return Page(
+        subject=f"Watch of {options.url}",
+        title=title,
+        aside="simulated profile" * is_simulated(watch.profile),
+        facts=facts,
+        sections=[Section("Windows", tables=[Table(COLUMNS, rows, caption)])],
+        warnings=warnings,
+        next=command(*words),
+    )

@@ -10,7 +10,7 @@ drift, and no reason to tune again.
 """
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 import numpy as np
@@ -183,13 +183,12 @@ class Watch:
         weights = running if running.any() else None  # short ones run between two readings
         decoding_s = np.average(law.durations_s(decoding), weights=weights)
         fresh = min(MOST_LENGTH, prompt * (1 - np.nan_to_num(counted.prefix_share)))
-        chunks = max(1, math.ceil(fresh / self.twin.shape.max_num_batched_tokens))
-        chunks_s = chunks * (prompt_s(law, fresh / chunks) - law.decode_s[0])
-        prompts_per_s = counted.get(prometheus.FIRST_TOKENS) / counted.engines / length_s
+        chunk = max(1.0, min(fresh, self.twin.shape.max_num_batched_tokens))
+        prompt_each_s = fresh / chunk * (prompt_s(law, chunk) - law.decode_s[0])
+        prompts = gap_s * counted.get(prometheus.FIRST_TOKENS) / counted.engines / length_s
         front_end = self.twin.machine.front_end
-        contention = 1.0 if front_end is None else front_end.contention
-        lawful_s = contention * (decoding_s + prompts_per_s * gap_s * chunks_s)
-        return float(gap_s / max(1e-9, lawful_s))
+        contention = front_end.contention if front_end else 1.0
+        return float(gap_s / max(1e-9, contention * (decoding_s + prompts * prompt_each_s)))
 
     def choose_again(self) -> None:
         """Look which cap the twin would choose for the profile's traffic, as often and as long as
@@ -197,19 +196,14 @@ class Watch:
         if self.requests < LEAST_REQUESTS:
             return
         own = self.twin.traffic
-        rate, prompts, outputs, slowdown = (
+        rate, prompt, output, slowdown = (
             mean if math.isfinite(mean := self.measures[name].mean.value) else 1.0
             for name in ("rate", "input_length", "output_length", "slowness")
         )
         today = scaled(own, max(0.01, rate), np.random.default_rng(0)).rows(slice(MOST_STORED))
-        today = replace(
-            today,
-            input_length=np.maximum(1, today.input_length * prompts).astype(np.int64),
-            output_length=np.maximum(1, today.output_length * outputs).astype(np.int64),
-            cached_length=(today.cached_length * prompts).astype(np.int64),
-        )
-        is_slow = self.measures["slowness"].state == "above"
-        choice = self._choice_for(today, slowdown if is_slow else 1.0)
+        lengths = np.array(today.columns()[1:]) * [[prompt], [output], [prompt]]
+        inputs, outputs, cached = np.maximum([[1], [1], [0]], lengths).astype(np.int64)
+        choice = self._choice_for(Traffic(today.arrival_s, inputs, outputs, cached), slowdown)
         rightness = choice.rightness[self.cap]
         if rightness > 1 - SURE or self._choice_for(own, 1.0).rightness[self.cap] > 1 - SURE:
             self.choice, self.rightness = choice, rightness
