@@ -2,8 +2,7 @@
 
 import pytest
 
-from tests.system.test_http import OK, says, serving
-from tuner.errors import InputError, UsageError
+from tuner.errors import UsageError
 from tuner.live import server as live_server
 
 
@@ -19,14 +18,3 @@ def test_what_is_no_address_is_a_usage_error(url: str) -> None:
 @pytest.mark.parametrize("path", ["", "/", "/metrics", "/v1", "/v1/", "/metrics/"])
 def test_a_servers_address_may_end_in_what_people_copy(path: str) -> None:
     assert live_server.base_of(f"http://h:8000{path}") == "http://h:8000"
-
-
-def test_another_status_is_refused() -> None:
-    with serving(says(b"HTTP/1.1 401 No\r\n\r\n")) as url, pytest.raises(InputError) as refused:
-        live_server.get(f"{url}/metrics")
-    assert str(refused.value) == f"{url}/metrics: answers 401"
-
-
-def test_a_text_is_read_whatever_its_bytes_are() -> None:
-    with serving(says(OK + b"\r\nh\xff")) as url:
-        assert live_server.get(url) == "h\ufffd"

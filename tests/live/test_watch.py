@@ -7,7 +7,6 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -105,14 +104,6 @@ def test_other_traffic_is_reported_as_traffic_and_not_as_a_slow_server(
     watch = watched(Watch(*promised(), 60.0, 2.0), traffic, 720.0)
     assert measure in watch.beyond
     assert watch.measures["slowness"].state == "within"
-
-
-@pytest.mark.parametrize(("validated", "most"), [(1.25, 1.25), (1.5, 1.5), (1.0, 1.1)])
-def test_as_much_load_is_accepted_as_was_validated(validated: float, most: float) -> None:
-    profile, twin = promised()
-    validity = msgspec.structs.replace(profile.validity, validated_load=validated)
-    changed = msgspec.structs.replace(profile, validity=validity)
-    assert Watch(changed, twin, 60.0, 2.0).measures["rate"].high == most
 
 
 def test_traffic_that_would_choose_another_cap_is_to_be_tuned_for() -> None:

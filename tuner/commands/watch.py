@@ -38,14 +38,12 @@ MOST_RESTARTS = 2
 STALLED_S = 120.0
 """A server in which requests run and no token comes for so long hangs."""
 
-READINGS, MOST_EVERY_S, LEAST_TIMEOUT_S = 30, 2.0, 1.0
-"""Of a window, the longest time between two, and the shortest for one."""
+READINGS, MOST_EVERY_S = 30, 2.0
+"""Of a window, and the longest time between two and for one."""
 
 COLUMNS = [
     Column("measure", "measure"),
-    *(Column(name, name, "number") for name in ("mean", "low", "high")),
-    Column("at_least", "at least", "number"),
-    Column("at_most", "at most", "number"),
+    *(Column(name, name, "number") for name in ("mean", "low", "high", "least", "most")),
     Column("windows", "windows", "count"),
     Column("state", "state"),
 ]
@@ -132,14 +130,13 @@ def _readings(
 ) -> Iterator[tuple[float, ServerMetrics]]:
     """Yield a time and what the server counted by then, until ``for_s`` have passed. Raises
     EngineError for a server that is gone, hangs or serves another model."""
-    timeout_s = min(live_server.TIMEOUT_S, max(LEAST_TIMEOUT_S, every_s))
     begin_s = answered_s = moved_s = time.monotonic()
     place, tokens, model = 0, -1.0, ""
     while place * every_s <= for_s:
         time.sleep(max(0.0, begin_s + place * every_s - time.monotonic()))
         sent_s = time.monotonic()
         try:
-            metrics = live_server.read(url, timeout_s=timeout_s)
+            metrics = live_server.read(url, timeout_s=MOST_EVERY_S)
         except InputError as problem:
             progress.say(f"no answer from {url}: {problem}")
             if time.monotonic() - answered_s >= GONE_S:
@@ -182,7 +179,7 @@ def _page(watch: Watch, options: WatchOptions, warnings: list[str]) -> Page:
         [name, *each.mean, each.low, each.high, len(each.values), each.state]
         for name, each in watch.measures.items()
     ]
-    caption = "means over windows with 95% intervals: times the law, the profile's, or the cap"
+    caption = "means with 95% intervals and limits: times the law, the profile's, or the cap"
     is_fine, rate = (
         is_simulated(watch.profile) or not watch.beyond,
         watch.measures["rate"].mean.value,

@@ -29,7 +29,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 
 from tuner.engines import page
 from tuner.engines.seam import ITERATION, UNKNOWN
-from tuner.live import control
+from tuner.live.control import State, complain, start
 from tuner.system.contain_errors import contain_errors
 
 _NAME = re.compile(r"(?:cmpl-)?tuner-(\d{1,18})(?!\d)")
@@ -71,7 +71,7 @@ class LiveScheduler(Scheduler):
         self._log: SchedulerLog | None = None
         self.log_into(os.environ.get(page.VARIABLE))
         path = os.environ.get(page.SOCKET)
-        self._live = contain_errors(control.complain, self._control, path) if path else None
+        self._live = contain_errors(complain, self._control, path) if path else None
 
     def log_into(self, folder: str | None) -> None:
         """Take limits from the page of a folder, and log there; None: neither."""
@@ -86,14 +86,14 @@ class LiveScheduler(Scheduler):
         from tuner.engines import devices  # noqa: PLC0415 - a server may lack what it needs
 
         drafts = self.vllm_config.speculative_config is not None
-        state = control.State(
+        state = State(
             vllm=vllm.__version__,
             rank=int(self.vllm_config.parallel_config.data_parallel_index),
             arguments=arguments_of(self.vllm_config),
             device=dict(devices.device_facts()),
             built=int(self._cells["max_num_seqs"][0] if drafts else self.max_num_running_reqs),
         )
-        return control.start(Path(path), state, self._cells)
+        return start(Path(path), state, self._cells)
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         begun_s, (cells,) = time.monotonic(), self._cells
@@ -134,7 +134,7 @@ class LiveScheduler(Scheduler):
 
     def shutdown(self) -> None:
         if self._live is not None:
-            contain_errors(control.complain, self._live)
+            contain_errors(complain, self._live)
         super().shutdown()
 
 

@@ -172,13 +172,10 @@ def ask(path: Path, cap: int | None = None, reason: str = "") -> State:
             connection.sendall(line)
             answer = connection.makefile("rb").readline(MAX_LINE_BYTES)
         state = msgspec.json.decode(answer, type=State)
-    except OSError as problem:
-        hint = "Start the server with TUNER_LIVE_SOCKET (docs/operating.md); ask as its user."
-        raise InputError(f"{path}: {problem.strerror or problem}".lower(), hint=hint) from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as problem:
         raise InputError(
-            f"{path}: what listens there does not answer as a live server does",
-            hint="Check the path and the server's log; ask with the tuner that the server runs.",
+            f"{path}: no live server answers: {ascii(str(problem))[1:-1][:200]}",
+            hint="Start the server with TUNER_LIVE_SOCKET (docs/operating.md); ask as its user.",
         ) from None
     if state.error:
         raise GateError(f"{path}: {state.error}", hint="Look into the server's log.")

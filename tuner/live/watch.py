@@ -225,7 +225,7 @@ class Watch:
         reasons = [
             f"{name.replace('_', ' ')} {measure.mean.value:.2f}"
             for name, measure in self.measures.items()
-            if name in beyond or not beyond
+            if measure.values and (name in beyond or not beyond)
         ]
         is_another = self.rightness <= 1 - SURE
         if choice is not None:

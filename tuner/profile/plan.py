@@ -57,9 +57,8 @@ class Fleet:
 
     @property
     def router(self) -> str:
-        """The profile's; where sessions keep to a server, the nearest to it."""
-        router = self.profile.provenance.router
-        return "least" if router in {None, "session"} else str(router)
+        """The sweep's; where sessions keep to a server, the nearest to it is "least"."""
+        return (self.profile.provenance.router or "least").replace("session", "least")
 
     @cached_property
     def caps(self) -> list[int]:
