@@ -28,7 +28,7 @@ from pyarrow import csv
 from results import table, table_row
 
 from tuner.engines.scheduler.state import StepLaw
-from tuner.engines.server.start import ServerStarter
+from tuner.engines.vllm.start import VllmStarter
 from tuner.profile.profile import load as load_profile
 from tuner.profile.summary import milliseconds, minutes, percent, promised
 from tuner.replay.replay import CutRule, replay
@@ -57,7 +57,9 @@ def client(folder: Path) -> dict[str, float]:
 
 async def streamed(folder: Path) -> dict[str, float]:
     trace = load(ROOT / "traces" / "chat.jsonl")
-    starter = ServerStarter({"model": MODEL, "enable_prefix_caching": False}, log=folder / "log")
+    starter = VllmStarter(
+        {"model": MODEL, "enable_prefix_caching": False}, folder / "log", is_served=True
+    )
     engine = await starter.start(max_num_seqs=CAP)
     try:
         vocab_size = engine.facts.vocab_size
@@ -78,8 +80,7 @@ async def streamed(folder: Path) -> dict[str, float]:
 def cpu_s() -> NDArray[np.float64]:
     """Return the CPU seconds so far of the server's engine, its API server and its client."""
     us = psutil.Process()
-    (guardian,) = (each for each in us.children() if "guardian" in " ".join(each.cmdline()))
-    (server,) = guardian.children()
+    (server,) = (each for each in us.children(recursive=True) if os.getsid(each.pid) == each.pid)
     groups = (server.children(recursive=True), [server], [us])
     return np.array([sum(sum(each.cpu_times()[:2]) for each in group) for group in groups])
 

@@ -34,7 +34,7 @@ import numpy as np
 from results import Promised, kept_promises, percentiles, table
 
 from tuner.engines.models import shipped
-from tuner.engines.server.start import words
+from tuner.engines.server import words_of
 from tuner.profile import profile
 from tuner.trace.record import TraceHeader
 from tuner.trace.trace import Trace, TraceRequest, write
@@ -133,7 +133,7 @@ def measure(folder: Path, name: str) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
         arguments: dict[str, Any] = {**promise.engine, "max_num_seqs": cap, "model": model}
-        with started(log, "vllm", "serve", *words(arguments), "--port", port):
+        with started(log, "vllm", "serve", *words_of(arguments), "--port", port):
             for load in LOADS:
                 sent = scale_load(requests, load, seed=0)
                 seed = int(4 * load)

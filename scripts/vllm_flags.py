@@ -16,8 +16,8 @@ from importlib.metadata import version
 
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
+from tuner.engines.arguments import FLAGS, READ_FROM, TABLE
 from tuner.engines.vllm.config import flags
-from tuner.engines.vllm.flags import FLAGS, READ_FROM, TABLE
 
 
 def main() -> int:

@@ -15,8 +15,8 @@ from tests.support.completions import DONE, HEAD, TOKEN, Exchange, completions, 
 from tests.support.in_process import tuner
 from tests.support.profiles import resealed
 from tests.support.traces import write_lines
+from tuner.engines import server as engines_server
 from tuner.engines.paged import WARM_UPS
-from tuner.engines.server import running as engines_running
 from tuner.profile.profile import evidence_of, load, save
 from tuner.replay import soundness
 from tuner.traffic import window, workload
@@ -37,7 +37,7 @@ def _no_long_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """No machine here is slow: a shorter replay than users may ask for tells enough of it."""
     monkeypatch.setattr(workload, "MIN_STEP_S", STEP_S)
     monkeypatch.setattr(window, "MIN_WINDOW_S", STEP_S / 2)
-    monkeypatch.setattr(engines_running, "_COUNTED_S", 0.2)
+    monkeypatch.setattr(engines_server, "_COUNTED_S", 0.2)
     monkeypatch.setattr(soundness, "LEAST_LAG_S", 60.0)  # how busy this machine is is no matter
 
 

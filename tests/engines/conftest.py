@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from tuner.engines.seam import ArgumentValue, Engine, EngineRequest, Reply, Starter
-from tuner.engines.server.start import ServerStarter
 from tuner.engines.sim.start import SimStarter
 from tuner.engines.sim.virtual_time import VirtualTimeLoop
 from tuner.engines.sim.world import World, WorldKv, WorldStep
@@ -66,8 +65,8 @@ def starter(kind: str, *, cramped: bool) -> tuple[Starter, asyncio.Runner]:
     if kind == "sim":
         machine = world(blocks=12, block_size=32) if cramped else world(blocks=300, block_size=128)
         return SimStarter(machine), asyncio.Runner(loop_factory=VirtualTimeLoop)
-    starts = ServerStarter if kind == "serve" else VllmStarter
-    return starts(VLLM_CRAMPED if cramped else VLLM_ROOMY), asyncio.Runner()
+    arguments = VLLM_CRAMPED if cramped else VLLM_ROOMY
+    return VllmStarter(arguments, is_served=kind == "serve"), asyncio.Runner()
 
 
 def started(kind: str, *, cramped: bool) -> Iterator[StartedEngine]:

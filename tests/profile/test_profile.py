@@ -167,8 +167,6 @@ def test_no_name_of_a_profile_is_a_flag(name: str) -> None:
     [
         ({"n": 16384, "max_tokens": 1e6}, "n is no parameter of sampling"),
         ({"model": 1.0}, "model is no parameter of sampling"),
-        ({"temperature": 99.0}, "temperature is not from 0.0 to 2.0"),
-        ({"top_k": 0.5}, "top_k is not a whole number from 0 to"),
     ],
 )
 def test_how_tokens_are_drawn_says_nothing_else_of_a_request(

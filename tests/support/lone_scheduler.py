@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from vllm import AsyncEngineArgs, SamplingParams
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
@@ -21,7 +22,7 @@ from vllm.v1.structured_output import StructuredOutputManager
 
 from tuner.engines import live_scheduler as live
 from tuner.engines.models import shipped as models
-from tuner.engines.page import Page
+from tuner.engines.page import VARIABLE, Page
 
 __all__ = [
     "ABORTED",
@@ -29,7 +30,7 @@ __all__ = [
     "compute",
     "configured",
     "live",
-    "logged",
+    "measured",
     "schedule",
     "scheduler_of",
     "step",
@@ -81,13 +82,12 @@ def scheduler_of(kind: Any, config: Any, *, blocks: int = BLOCKS) -> Any:
 
 
 @contextmanager
-def logged(scheduler: Any) -> Iterator[Page]:
-    """Let a scheduler log as if it were measured."""
-    with tempfile.TemporaryDirectory() as folder:
+def measured(config: Any, *, blocks: int = BLOCKS) -> Iterator[tuple[Any, Page]]:
+    """Make a scheduler that logs into a page."""
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         page = Page(Path(folder) / "page")
-        scheduler.log_into(str(page.folder))
-        yield page
-        scheduler._log = None
+        patch.setenv(VARIABLE, str(page.folder))
+        yield scheduler_of(live.MeasuredScheduler, config, blocks=blocks), page
 
 
 def add(scheduler: Any, name: str, *, prompt: int, tokens: int) -> Any:

@@ -1,4 +1,4 @@
-"""A stand-in for ``vllm serve`` without an engine: python -m tests.support.stub_serve … --uds PATH.
+"""A stand-in for ``vllm serve`` without an engine, in place of ``tuner.engines.server.serve``.
 
 Instead of a scheduler it writes the page of one. What it does otherwise than a server that is well,
 the environment says: after STUB_STOPS requests it stops in the middle of a stream.
@@ -19,8 +19,7 @@ from tuner.engines.page import SERVED, VARIABLE, About
 
 TOKEN_S = 0.002
 
-FOLDER = Path(os.environ[VARIABLE])
-ABOUT = About(arguments={"block_size": 16}, kv_blocks=100, unmodelled=[], cautions=[])
+ABOUT = About(arguments={"block_size": 16}, kv_blocks=100, unmodelled=[])
 
 
 class StubServer:
@@ -47,17 +46,17 @@ class StubServer:
     def _log(self, name: str) -> None:
         number = int(name.removeprefix("tuner-"))
         row = np.array([(number, *[time.monotonic()] * 4, 0)], SERVED)
-        with (FOLDER / "served").open("ab") as file:
+        with (_folder() / "served").open("ab") as file:
             row.tofile(file)
 
 
-def main() -> None:
-    path = sys.argv[sys.argv.index("--uds") + 1]
-    (FOLDER / "about.json").write_bytes(msgspec.json.encode(ABOUT))
+def _folder() -> Path:
+    return Path(os.environ[VARIABLE])
+
+
+def serve(words: list[str]) -> None:
+    path = words[words.index("--uds") + 1]
+    (_folder() / "about.json").write_bytes(msgspec.json.encode(ABOUT))
     server = StubServer()
     with completions(server.answer, get={"/health": b""}, path=path):
         threading.Event().wait()
-
-
-if __name__ == "__main__":
-    main()

@@ -16,11 +16,10 @@ from tuner.commands.shared.run_folder import kept, open_run
 from tuner.commands.shared.traffic import one_engines, required_of, served_in, warnings_about
 from tuner.commands.shared.trust import check_confirmed
 from tuner.commands.sweep import origin_of
-from tuner.engines.arguments import ArgumentValue
+from tuner.engines import provenance
+from tuner.engines.arguments import ArgumentValue, Setting
 from tuner.engines.vllm import start as vllm
-from tuner.engines.vllm import supported
-from tuner.engines.vllm.flags import Setting
-from tuner.errors import TraceError, TunerError
+from tuner.errors import TraceError, TunerError, UsageError
 from tuner.profile.evidence import twin_of
 from tuner.profile.profile import ServingProfile, check_output, evidence_of, keep, save, seal
 from tuner.profile.profile import load as load_profile
@@ -71,7 +70,7 @@ def run(options: RefineOptions) -> None:
     space = space_of(options, profile, machine, requests=requests, block_size=block_size)
     settings = _settings(options, profile, block_size)
     Study(options.storage, space)  # refused before there is a run directory
-    version = supported.version_in(machine.versions)
+    version = provenance.vllm_in(machine.versions)
     rests_on = {
         "profile_digest": profile.digest,
         "trace_digest": trace.digest,
@@ -153,7 +152,7 @@ def space_of(
     named = parse_search(options.search)
     if options.world is None:
         for name, values in named.items():
-            settings = [Setting(name, value, "--search", of_server=False) for value in values]
+            settings = [Setting(name, value, "--search", UsageError) for value in values]
             named[name] = tuple(vllm.parse([s], model=profile.model)[name] for s in settings)
     prefix_share = describe(columns_of(requests, block_size=block_size)).prefix_share
     return build_space(

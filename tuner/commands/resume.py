@@ -6,8 +6,8 @@ from tuner.commands import root
 from tuner.commands.options import ResumeOptions
 from tuner.commands.shared.next_step import command
 from tuner.commands.shared.run_folder import read_run
+from tuner.engines.arguments import not_allowed
 from tuner.engines.engine_arguments import engine_arguments
-from tuner.engines.vllm.allowed import not_allowed
 from tuner.errors import ProfileError, RunError, UsageError
 from tuner.profile.profile import load as load_profile
 from tuner.trace.trace import load

@@ -51,10 +51,10 @@ def _print_version(is_wanted: bool) -> None:
         return
     from importlib.metadata import version  # noqa: PLC0415 - keeps --help light
 
-    from tuner.engines.vllm import supported  # noqa: PLC0415
+    from tuner.engines import provenance  # noqa: PLC0415
 
     typer.echo(f"tuner {version('tuner')}")
-    typer.echo(f"for {supported.statement()}; installed: {supported.installed() or 'none'}")
+    typer.echo(f"for {provenance.SUPPORTED}; installed: {provenance.installed() or 'none'}")
     raise typer.Exit
 
 

@@ -23,7 +23,6 @@ from tuner.engines.devices import DeviceMeter, gpus_of
 from tuner.engines.engine_arguments import engine_arguments, stated_number
 from tuner.engines.models import shipped as models
 from tuner.engines.seam import Starter
-from tuner.engines.server.start import ServerStarter
 from tuner.engines.vllm.start import VllmStarter
 from tuner.errors import RunError, UndecidedError, UsageError
 from tuner.live.prometheus import Exporter
@@ -226,8 +225,7 @@ def swept(job: Job) -> Swept:
     with kept(book), ExitStack() as stack:
         if isinstance(starter, VllmStarter):
             starter.log = book.run_dir / "vllm.log"
-            confirming = ServerStarter.like(starter)
-            confirming.log = starter.log
+            confirming = replace(starter, is_served=True)
         if (port := options.metrics_port) is not None:
             progress.exporter = stack.enter_context(closing(Exporter(port)))
         for warning in job.warnings:

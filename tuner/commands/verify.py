@@ -14,12 +14,11 @@ from tuner.commands.shared.results import finish
 from tuner.commands.shared.run_folder import kept, open_run
 from tuner.commands.shared.traffic import one_engines, required_of, served_in
 from tuner.commands.shared.trust import check_confirmed
+from tuner.engines import provenance
 from tuner.engines.arguments import WHICH_DEVICE
 from tuner.engines.paged import WARM_UPS
 from tuner.engines.seam import EngineFacts, Starter
-from tuner.engines.server.running import RunningServer
-from tuner.engines.server.start import ServerStarter
-from tuner.engines.vllm import supported
+from tuner.engines.server import RunningServer
 from tuner.engines.vllm.start import VllmStarter
 from tuner.errors import GateError, UndecidedError, UsageError
 from tuner.live import prometheus
@@ -141,7 +140,7 @@ def _fresh(options: VerifyOptions, profile: ServingProfile) -> tuple[Starter, Re
         check_machine(profile, machine)
     starter = machine.starter(profile.engine)
     if isinstance(starter, VllmStarter) and is_behind_server(options, profile):
-        starter = ServerStarter.like(starter)
+        starter = replace(starter, is_served=True)
     return starter, machine.read
 
 
@@ -259,8 +258,8 @@ def _check_same(profile: ServingProfile, here: LiveServer) -> None:
             f"the server serves {mismatch.words}",
             hint="Give that model's server, or verify it all the same: --force.",
         )
-    was, is_ = supported.version_in(profile.provenance.versions), here.version
-    if was is not None and is_ is not None and not supported.is_same(was, is_):
+    was, is_ = provenance.vllm_in(profile.provenance.versions), here.version
+    if was is not None and is_ is not None and not provenance.is_same(was, is_):
         raise GateError(
             f"the profile was measured with vLLM {was}, the server is {is_}",
             hint="Sweep with the server's vLLM, or verify it all the same: --force.",

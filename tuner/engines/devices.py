@@ -23,7 +23,6 @@ import pynvml
 
 from tuner.engines import provenance
 from tuner.engines.arguments import ArgumentValue
-from tuner.engines.vllm import supported
 from tuner.errors import EngineError
 
 PARALLEL_SIZES = tuple(
@@ -89,7 +88,7 @@ def device_facts() -> dict[str, ArgumentValue]:
                 "driver": driver()["driver"],
                 "power_limit_w": seen[0].power_limit_w,
             }
-        if provenance.is_vllm_here():
+        if provenance.installed():
             return {"kind": "cuda", "name": "cuda device"}
     has_affinity = hasattr(os, "sched_getaffinity")  # not on macOS
     return {
@@ -295,10 +294,10 @@ def checks_of(others: float) -> list[Check]:
 def _of_vllm() -> _Row:
     cure = "Install one: pip install 'tuner[vllm]' (NVIDIA) or 'tuner[cpu]'."
     try:
-        supported.check()
+        provenance.check_vllm()
     except EngineError as problem:
         return "vllm", False, str(problem), problem.hint
-    version, supports = supported.installed(), f"tuner supports {supported.statement()}"
+    version, supports = provenance.installed(), f"tuner supports {provenance.SUPPORTED}"
     return "vllm", version is not None, f"vLLM {version}, {supports}" if version else supports, cure
 
 

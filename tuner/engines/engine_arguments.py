@@ -3,14 +3,12 @@
 vLLM is imported only when there is a value that it must check.
 """
 
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from tuner.engines.seam import ArgumentValue
+from tuner.engines.arguments import ArgumentValue, Setting, canonical, typed
 from tuner.engines.vllm import start as vllm
-from tuner.engines.vllm.flags import Setting, canonical
-from tuner.errors import InputError, UsageError
+from tuner.errors import InputError, TunerError, UsageError
 from tuner.system import yaml_strict
 
 _OPTIONS = {"model": "--model", "max_num_seqs": "--ceiling"}
@@ -29,7 +27,7 @@ def engine_arguments(
     ``--set`` counts more than the file. Raises InputError for the file, UsageError for ``--set``,
     each with the place.
     """
-    settings = {setting.name: setting for setting in _read(base)} if base is not None else {}
+    settings = _read(base)
     stated = settings.pop("model", None)
     chosen = model or (stated and str(stated.value)) or header_model
     if not chosen:
@@ -37,10 +35,7 @@ def engine_arguments(
             "no model: neither --model nor --base nor the trace's header names one",
             hint="Give --model NAME, or --model tuner:tiny to try tuner without a download.",
         )
-    for setting in map(_override, overrides):
-        for part in [name for name in settings if name.startswith(f"{setting.name}.")]:
-            del settings[part]  # a whole mapping replaces its parts
-        settings[setting.name] = setting
+    settings |= {setting.name: setting for setting in map(_override, overrides)}
     tokenizer = settings.get("tokenizer")
     for what, value in (("model", chosen), ("tokenizer", tokenizer and tokenizer.value)):
         if str(value or "").startswith("-"):
@@ -52,37 +47,42 @@ def engine_arguments(
     return {"model": chosen, **read}
 
 
-def stated_number(base: Path, name: str) -> int | None:
+def stated_number(base: Path | None, name: str) -> int | None:
     """Return a number that the file after ``--base`` sets; None where it does not. Without vLLM.
 
     Raises InputError, also for what is not a whole number from 1.
     """
-    result = [setting for setting in _read(base) if setting.name == name]
-    if not result:
+    setting = _read(base).get(name)
+    if setting is None:
         return None
-    text, place = str(result[-1].value), result[-1].place
+    text = str(setting.value)
     if not (text.isdecimal() and int(text) > 0):
         raise InputError(
-            f"{place}: {name}: {text!r} is not a whole number from 1",
+            f"{setting.place}: {name}: {text!r} is not a whole number from 1",
             hint="Give a whole number from 1 up, as vLLM wants it.",
         )
     return int(text)
 
 
-def _read(path: Path) -> Iterator[Setting]:
-    """Yield what a ``vllm serve --config`` file states, as vLLM reads it.
+def _read(path: Path | None) -> dict[str, Setting]:
+    """Return what a ``vllm serve --config`` file states, as vLLM reads it.
 
     ``key: false`` states nothing there, ``no-key: true`` does; an empty list states nothing.
     """
+    settings = dict[str, Setting]()
+    if path is None:
+        return settings
     text = yaml_strict.read(path, error=InputError, missing="Check the path after --base.")
     root = yaml_strict.compose(text, source=str(path), error=InputError)
     for key, node in root.value if root is not None else ():
-        place = f"{path}:{key.start_mark.line + 1}"
         value = yaml_strict.construct(node, source=str(path), error=InputError)
         if not (value is None or isinstance(value, str | int | float | list | dict)):
             value = str(value)  # vLLM gets dates and the like as texts
         if value is not False and value != []:
-            yield _setting(str(key.value), value, place, of_server=True)
+            place = f"{path}:{key.start_mark.line + 1}"
+            setting = _setting(str(key.value), value, place, InputError)
+            settings[setting.name] = setting
+    return settings
 
 
 def _override(text: str) -> Setting:
@@ -90,35 +90,34 @@ def _override(text: str) -> Setting:
     key = key.strip().removeprefix("--")
     if not equals or not key:
         raise UsageError(f"--set {text!r} is not KEY=VALUE", hint="As in --set block_size=32.")
-    setting = _setting(key, value_of(written.strip(), place="--set"), "--set", of_server=False)
+    setting = _setting(key, value_of(written.strip(), place="--set"), "--set", UsageError)
     if (option := _OPTIONS.get(setting.name)) is not None:
         raise UsageError(f"--set {text}: is not set so", hint=f"Use {option}.")
     return setting
 
 
-def _setting(key: str, value: ArgumentValue, place: str, *, of_server: bool) -> Setting:
+def _setting(key: str, value: ArgumentValue, place: str, error: type[TunerError]) -> Setting:
     """Return the argument of a key as somebody wrote it: ``disable-x: true`` is ``enable_x``
     false."""
-    head, dot, part = key.partition(".")
-    name, is_off = canonical(head)
+    if "." in key:
+        raise error(
+            f"{place}: {key} is one key of a mapping",
+            hint="""Write the whole mapping, as in --set 'compilation_config={"mode": 0}'.""",
+        )
+    name, is_off = canonical(key)
     if is_off and isinstance(value, bool):
         value = not value
-    return Setting(f"{name}{dot}{part.replace('-', '_')}", value, place, of_server=of_server)
+    return Setting(name, value, place, error)
 
 
 def value_of(text: str, *, place: str) -> ArgumentValue:
-    """Return a flag for true and false, a mapping or list for JSON, and other text as it is.
+    """Return a flag for true and false, a number, mapping or list for JSON, other text as it is.
 
     Raises UsageError for what begins like JSON and is none.
     """
     if text.lower() in {"true", "false"}:
         return text.lower() == "true"
-    if text[:1] not in {"{", "["}:
-        return text
-    try:
-        value: list[object] | dict[str, object] = json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise UsageError(
-            f"{place} …={text[:200]}: not JSON: {error}", hint="Check quotes."
-        ) from None
+    value = typed(text)
+    if value == text and text[:1] in {"{", "["}:
+        raise UsageError(f"{place} …={text[:200]}: not JSON", hint="Check quotes.")
     return value

@@ -55,9 +55,6 @@ class About(msgspec.Struct):
     unmodelled: list[str]
     """What it does and the model of vLLM's scheduler does not."""
 
-    cautions: list[str]
-    """What it can do and no replay asks for."""
-
 
 def name_of(number: int) -> str:
     """Return the name of a request, for an engine or a server."""

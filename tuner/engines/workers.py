@@ -5,210 +5,160 @@ them."""
 # ruff: noqa: ANN401 - multiprocessing's and vLLM's objects are untyped here
 
 import asyncio
-import os
 import queue
 import time
-import traceback
-from collections.abc import Mapping
 from contextlib import suppress
-from itertools import count
-from pathlib import Path
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
-from tuner.engines import devices, provenance, seam
-from tuner.engines.vllm import failure
-from tuner.engines.vllm.core_process import CoreContext
-from tuner.engines.vllm.start import VllmStarter, started_in_time
-from tuner.errors import EngineError
+from tuner.engines.page import About, Page
+from tuner.engines.paged import HangWatch, PagedEngine, facts_of
+from tuner.engines.seam import ITERATION, EngineRequest, IterationLog, Reply, RequestFailedError
+from tuner.engines.vllm.process import Processes
+from tuner.engines.vllm.start import Resolved, VllmStarter
 
 _LOOK_S = 0.01
-_READY, _WARM_UP = -1, seam.EngineRequest([1] * 8, 8)
+_READY, _WARM_UP = "ready", EngineRequest([1] * 8, 8)
 """What a worker serves first, by itself."""
 
-
-class Output(NamedTuple):
-    """What came of a prompt, in seconds of the monotonic clock that processes share."""
-
-    number: int
-    begun_s: float
-    ended_s: float
-    tokens: int
-    first_s: float
-    last_s: float
+Output = dict[str, Any]
+"""Fields of a reply, in seconds of the monotonic clock that processes share."""
 
 
-class Workers:
+@dataclass(slots=True)
+class WorkersStarter(VllmStarter):
+    """Starts so many workers on one device, each with its share of the memory, that serve ``size``
+    requests together, or as many as come within ``wait_s`` of the first."""
+
+    workers: int = 1
+    size: int = 1
+    wait_s: float = 0.0
+
+    def _engine(self, resolved: Resolved, processes: Processes, page: Page) -> PagedEngine:
+        return Workers(resolved, processes, page, self)
+
+
+class Workers(PagedEngine):
     """See tuner.engines.seam.Engine. Whichever worker is free takes the next prompt."""
 
-    facts: seam.EngineFacts  # once all have started
+    kind = "vllm"
 
-    def __init__(self, log: Path) -> None:
-        self._loop, self._context = asyncio.get_running_loop(), CoreContext(log)
-        self._prompts, self._pipes = self._context.Queue(), list[Any]()
-        self._waiting = dict[int, "asyncio.Future[Output]"]()
-        self._served = list[Output]()
-        self._numbers, self._cache = count(), 0
-        self._error: EngineError | None = None
+    def __init__(
+        self, resolved: Resolved, processes: Processes, page: Page, starter: WorkersStarter
+    ) -> None:
+        super().__init__(resolved, processes, page)
+        self._starter, self._served, self._cache = starter, 0, 0
+        self._watch = HangWatch(lambda: self._served, self._end, pids=lambda: processes.pids)
+        self._prompts, self._waiting = processes.Queue(), dict[str, "asyncio.Future[Output]"]()
 
-    async def add(self, arguments: dict[str, Any], size: int, wait_s: float) -> None:
-        """Start one more worker, and let it pay what only its first request pays."""
-        pipe, sender = self._context.Pipe(duplex=False)
-        process = self._context.Process(
-            target=work, args=(arguments, size, wait_s, self._prompts, sender)
-        )
-        process.start()
-        sender.close()  # the worker's end closes the pipe
-        self._pipes.append(pipe)
-        self._loop.add_reader(pipe, self._read, pipe, process)
-        self._waiting[_READY] = ready = self._loop.create_future()
-        async with started_in_time(self._context.log.path):
-            await ready
+    async def open(self) -> None:
+        """Start one after the other, each of which measures what the one before has left, and let
+        it pay what only its first request pays."""
+        from tuner.engines.vllm.config import for_llm  # noqa: PLC0415 - imports vLLM
 
-    async def generate(self, request: seam.EngineRequest, reply: seam.Reply) -> None:
-        """See the seam."""
-        if self._error is not None:
-            raise self._error
-        self.facts.check_length(request)
-        number, reply.queued_s = next(self._numbers), self._loop.time()
-        self._waiting[number] = waiting = self._loop.create_future()
-        self._prompts.put((self._cache, number, request))
-        output = await waiting
-        reply.scheduled_s, reply.output_tokens = output.begun_s, output.tokens
-        reply.first_s, reply.last_s = output.first_s, output.last_s
-        reply.seen_s.append(self._loop.time())
+        arguments = for_llm(self._resolved, share=1 / self._starter.workers)
+        for _ in range(self._starter.workers):
+            pipe, sender = self._processes.Pipe(duplex=False)
+            batching = (self._starter.size, self._starter.wait_s)
+            self._processes.start("the worker", work, arguments, *batching, self._prompts, sender)
+            sender.close()  # the worker's end closes the pipe
+            asyncio.get_running_loop().add_reader(pipe, self._read, pipe)
+            try:
+                await self._output(_READY)
+            except RequestFailedError as error:
+                raise self._processes.failed_to_start(error) from None
+
+    async def begin(self, begun_s: float) -> None:
+        """Take its facts."""
+        block_size = self._resolved.arguments.get("block_size", 0)
+        about = About(arguments={"block_size": block_size}, kv_blocks=0, unmodelled=[])
+        start_s = asyncio.get_running_loop().time() - begun_s
+        facts = facts_of(self._resolved, about, engine=self.kind)
+        self.facts = replace(facts, start_s=start_s)
 
     async def prepare(self, **_limits: int | None) -> None:
         """See the seam. Workers keep the limits that they were started with."""
-        while self._waiting and self._error is None:  # a replay that was cut leaves prompts
+        self._check_running()
+        while self._waiting:  # a replay that was cut leaves prompts
             with suppress(queue.Empty):
                 while prompt := self._prompts.get_nowait():
                     self._waiting.pop(prompt[1]).cancel()
             await asyncio.sleep(_LOOK_S)
-        if self._error is not None:
-            raise self._error
+            self._check_running()
         self._cache += 1  # each empties its own before the next prompt
-        self._served.clear()
 
-    async def iterations(self) -> seam.IterationLog:
-        """Return a row for each request: without tuner's scheduler an engine logs no iterations."""
-        log = np.zeros(len(self._served), seam.ITERATION)
-        log[["start_s", "duration_s", "decode_seqs"]] = sorted(
-            (each.begun_s, each.ended_s - each.begun_s, 1) for each in self._served
-        )
-        self._served.clear()
-        return log
+    async def iterations(self) -> IterationLog:
+        """See the seam: none, without tuner's scheduler."""
+        self._check_running()
+        return np.empty(0, ITERATION)
 
-    async def stop(self) -> None:
-        """See the seam."""
-        self._fail(seam.STOPPED)
-        for pipe in self._pipes:
-            self._loop.remove_reader(pipe)
-        self._prompts.close()
-        self._prompts.cancel_join_thread()
-        await asyncio.to_thread(self._context.kill)
-        await devices.given_back(self._context.memory_before)
+    async def _ask(self, name: str, request: EngineRequest, reply: Reply) -> None:
+        reply.queued_s = asyncio.get_running_loop().time()
+        self._prompts.put((self._cache, name, request))
+        for field, value in (await self._output(name)).items():
+            setattr(reply, field, value)
+        reply.seen_s.append(asyncio.get_running_loop().time())
 
-    def _read(self, pipe: Any, process: Any) -> None:
+    async def _output(self, name: str) -> Output:
+        waiting = self._waiting[name] = asyncio.get_running_loop().create_future()
+        return await waiting
+
+    def _read(self, pipe: Any) -> None:
         """Take what a worker has served, or its end."""
         try:
-            output: Output = pipe.recv()
+            name, output = pipe.recv()
         except (EOFError, OSError):
-            self._loop.remove_reader(pipe)
-            process.join(timeout=1)
-            died = failure.died(process.exitcode, self._context.log, who="the worker")
-            has_started = hasattr(self, "facts")
-            self._fail(died if has_started else failure.failed_to_start(self._context.log, died))
+            asyncio.get_running_loop().remove_reader(pipe)
+            pipe.close()
+            self._closing = asyncio.create_task(self._fail())
             return
-        self._served.append(output)
-        waiting = self._waiting.pop(output.number)
+        self._served += 1
+        waiting = self._waiting.pop(name)
         if not waiting.done():
             waiting.set_result(output)
 
-    def _fail(self, error: EngineError) -> None:
-        self._error = self._error or error
-        for output in self._waiting.values():
-            if not output.done():
-                output.set_exception(self._error)
+    async def _fail(self) -> None:
+        """Fail all who wait, once the end of a worker shows."""
+        await self._processes.ended()
+        for waiting in self._waiting.values():
+            if not waiting.done():
+                waiting.set_exception(RequestFailedError("a worker has ended"))
 
-
-class WorkersStarter(NamedTuple):
-    """See the seam: Starter. So many workers on one device, each with its share of the memory, that
-    serve ``size`` requests together, or as many as come within ``wait_s`` of the first."""
-
-    base: VllmStarter
-    workers: int
-    size: int = 1
-    wait_s: float = 0.0
-
-    def resolve(self, *, max_num_seqs: int) -> Mapping[str, seam.ArgumentValue]:
-        """See the seam."""
-        return self.base.resolve(max_num_seqs=max_num_seqs)
-
-    async def start(self, *, max_num_seqs: int) -> Workers:
-        """See the seam. One starts after the other: each measures what the one before has left.
-        Failed or cancelled, nothing is left behind."""
-        begun_s = time.monotonic()
-        resolved = await asyncio.to_thread(self.base.resolved, max_num_seqs=max_num_seqs)
-        from tuner.engines.vllm.config import for_llm  # noqa: PLC0415 - imports vLLM
-
-        engine, arguments = Workers(self.base.log), for_llm(resolved, share=1 / self.workers)
-        try:
-            for _ in range(self.workers):
-                await engine.add(arguments, self.size, self.wait_s)
-            await engine.prepare()
-        except BaseException:
-            await engine.stop()
-            raise
-        engine.facts = seam.EngineFacts(
-            engine="vllm", arguments=resolved.arguments, max_model_len=resolved.max_model_len,
-            vocab_size=resolved.vocab_size, block_size=0, kv_blocks=0,
-            start_s=time.monotonic() - begun_s, versions=provenance.versions(),
-            device=devices.device_facts(),
-        )  # fmt: skip
-        return engine
+    async def _close(self) -> None:
+        self._prompts.close()
+        self._prompts.cancel_join_thread()
+        self._processes.end()
+        await self._fail()
 
 
 def work(arguments: dict[str, Any], size: int, wait_s: float, prompts: Any, sender: Any) -> None:
     """In the worker process: serve one batch after the other until it is ended, with an empty
-    prefix cache where another one is meant than before; errors go to its log."""
-    try:
-        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-        from vllm import LLM  # noqa: PLC0415 - in the worker process only
+    prefix cache where another one is meant than before."""
+    from vllm import LLM  # noqa: PLC0415 - in the worker process only
 
-        llm = LLM(**{**arguments, "disable_log_stats": False})  # they hold the times of tokens
-        cache, batch = 0, [(0, _READY, _WARM_UP)]
-        while True:
-            if batch[0][0] != cache:
-                llm.reset_prefix_cache()
-                cache = batch[0][0]
-            begun_s = time.monotonic()
-            inputs = [{"prompt_token_ids": list(each.prompt_token_ids)} for _, _, each in batch]
-            sampling = [_sampling(llm, each.output_length) for _, _, each in batch]
-            outputs = llm.generate(inputs, sampling, use_tqdm=False)
-            ended_s = time.monotonic()
-            for (_, number, _), output in zip(batch, outputs, strict=True):
-                times, tokens = output.metrics, len(output.outputs[0].token_ids)
-                first_s, last_s = times.first_token_ts, times.last_token_ts
-                sender.send(Output(number, begun_s, ended_s, tokens, first_s, last_s))
-            batch = _next(prompts, size, wait_s)
-    except BaseException:
-        traceback.print_exc()
-        raise
-
-
-def _next(prompts: Any, size: int, wait_s: float) -> list[tuple[int, int, seam.EngineRequest]]:
-    """Take the next batch off the queue."""
-    batch = [prompts.get()]
-    until_s = time.monotonic() + wait_s
-    with suppress(queue.Empty):
-        while len(batch) < size:
-            batch.append(prompts.get(timeout=max(0.0, until_s - time.monotonic())))
-    return batch
-
-
-def _sampling(llm: Any, tokens: int) -> Any:
-    sampling = llm.get_default_sampling_params()
-    sampling.max_tokens, sampling.ignore_eos, sampling.detokenize = tokens, True, False
-    return sampling
+    llm = LLM(**arguments)
+    cache, batch = 0, [(0, _READY, _WARM_UP)]
+    while True:
+        if batch[0][0] != cache:
+            llm.reset_prefix_cache()
+            cache = batch[0][0]
+        begun_s, inputs, sampling = time.monotonic(), list[Any](), list[Any]()
+        for _, _, request in batch:
+            inputs.append({"prompt_token_ids": list(request.prompt_token_ids)})
+            sampling.append(llm.get_default_sampling_params())
+            sampling[-1].max_tokens, sampling[-1].ignore_eos = request.output_length, True
+            sampling[-1].detokenize = False
+        for each, output in zip(batch, llm.generate(inputs, sampling, use_tqdm=False), strict=True):
+            result = {
+                "scheduled_s": begun_s,
+                "output_tokens": len(output.outputs[0].token_ids),
+                "first_s": output.metrics.first_token_ts,
+                "last_s": output.metrics.last_token_ts,
+            }
+            sender.send((each[1], result))
+        batch, until_s = [prompts.get()], time.monotonic() + wait_s
+        with suppress(queue.Empty):
+            while len(batch) < size:
+                batch.append(prompts.get(timeout=max(0.0, until_s - time.monotonic())))

@@ -3,8 +3,8 @@
 import re
 from dataclasses import dataclass
 
+from tuner.engines.arguments import typed
 from tuner.engines.seam import ArgumentValue
-from tuner.engines.vllm.flags import typed
 from tuner.errors import InputError
 from tuner.live import prometheus
 from tuner.live.prometheus import ServerMetrics

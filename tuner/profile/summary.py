@@ -4,7 +4,7 @@ import textwrap
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from tuner.engines.vllm import supported
+from tuner.engines import provenance
 from tuner.profile.profile import (
     Baseline,
     CapNumbers,
@@ -112,7 +112,7 @@ def block_of(profile: ServingProfile) -> VerdictBlock:
 def facts_of(profile: ServingProfile) -> list[str]:
     """Return for whom a profile is, a line each: model and machine, SLO, traffic, origin."""
     origin, validity = profile.provenance, profile.validity
-    vllm = supported.version_in(origin.versions)
+    vllm = provenance.vllm_in(origin.versions)
     device = origin.device.get("name") or "a machine without a name"
     rows = {
         "model": f"{profile.model} on {device}{f', vLLM {vllm}' if vllm else ''}",

@@ -8,8 +8,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 
-from tuner.engines.arguments import ArgumentValue
-from tuner.engines.vllm.flags import FLAGS, SHORT, canonical, same, typed
+from tuner.engines.arguments import FLAGS, SHORT, ArgumentValue, canonical, same, typed
 from tuner.errors import TunerError
 from tuner.rollout.known import FACTS, NO_WORD
 from tuner.rollout.server import Arguments, Server, Span, UnreadableError

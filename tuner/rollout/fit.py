@@ -6,10 +6,8 @@ from dataclasses import dataclass
 from typing import NamedTuple, Self
 
 from tuner.engines import provenance
-from tuner.engines.arguments import ArgumentValue
+from tuner.engines.arguments import ArgumentValue, not_allowed
 from tuner.engines.models import shipped as models
-from tuner.engines.vllm import supported
-from tuner.engines.vllm.allowed import not_allowed
 from tuner.errors import GateError, ProfileError, TargetError, UndecidedError
 from tuner.profile.profile import ServingProfile
 from tuner.rollout.edit import alike, spelled
@@ -52,7 +50,7 @@ class Host(NamedTuple):
     @classmethod
     def here(cls) -> list[Self]:
         """Return this machine; none where vLLM is not installed."""
-        if (vllm := supported.version_in(provenance.versions())) is None:
+        if (vllm := provenance.vllm_in(provenance.versions())) is None:
             return []
         if provenance.is_cpu_build():
             return [cls.of(vllm, {})]
@@ -225,13 +223,13 @@ def _of_arguments(
 def _of_origin(profile: ServingProfile, here: Deployment) -> Iterator[Mismatch]:
     """Yield where another vLLM or another device will serve. A profile that does not say what it
     was measured on cannot be compared with anything."""
-    device, vllm = profile.provenance.device, supported.version_in(profile.provenance.versions)
+    device, vllm = profile.provenance.device, provenance.vllm_in(profile.provenance.versions)
     gpu = str(device.get("name", "an unnamed GPU")) if device.get("kind") == "gpu" else "a CPU"
     silent = [what for what, facts in (("device", device), ("vLLM", vllm)) if not facts]
     if silent:
         yield Mismatch("origin", f"no {' and no '.join(silent)}: the profile does not say which")
     for place, version, other in here.hosts:
-        if vllm and version and not supported.is_same(vllm, version):
+        if vllm and version and not provenance.is_same(vllm, version):
             yield Mismatch("vllm", f"vLLM {vllm}, {place} {version}")
         if device and other != "" and _label(gpu) != _label(other or "a CPU"):
             yield Mismatch("gpu", f"{gpu}, {place} {other or 'a CPU'}")
@@ -286,7 +284,7 @@ def cautions(
     profile: ServingProfile, differing: Sequence[Mismatch], here: Deployment | None = None
 ) -> list[str]:
     """Return the warnings for when the profile is rolled out all the same."""
-    decision, vllm = profile.decision, supported.version_in(profile.provenance.versions)
+    decision, vllm = profile.decision, provenance.vllm_in(profile.provenance.versions)
     is_simulated = profile.provenance.engine == "sim"
     warnings = [profile.provenance.of_ranks] if profile.provenance.of_ranks else []
     warnings += [_elsewhere(differing)] if differing else []

@@ -12,8 +12,7 @@ from pathlib import PurePath
 
 import yaml
 
-from tuner.engines.arguments import ArgumentValue
-from tuner.engines.vllm.flags import canonical, typed
+from tuner.engines.arguments import ArgumentValue, canonical, typed
 from tuner.errors import TargetError
 from tuner.rollout.edit import end_of_line
 from tuner.rollout.in_lines import VARIABLE

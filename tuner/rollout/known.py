@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from importlib import resources
 from typing import Any
 
-from tuner.engines.vllm.flags import TAKES, canonical
-from tuner.engines.vllm.supported import spelt
+from tuner.engines.arguments import TAKES, canonical
+from tuner.engines.provenance import spelt
 
 FACTS: dict[str, Any] = tomllib.loads(
     resources.files(__package__).joinpath("known.toml").read_text(encoding="utf-8")

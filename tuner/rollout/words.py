@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from tuner.engines.arguments import ArgumentValue
-from tuner.engines.vllm.flags import SHORT, TAKES, canonical, typed
+from tuner.engines.arguments import SHORT, TAKES, ArgumentValue, canonical, typed
 from tuner.rollout.known import FACTS, NO_WORD, has_vllms_flag, starts_vllm
 from tuner.rollout.server import Server, UnreadableError
 

@@ -17,7 +17,6 @@ from tests.engines.conftest import (
 from tests.support.processes import TIMEOUT_S, cores, family, lives
 from tuner.engines import paged
 from tuner.engines.seam import ArgumentValue, Reply
-from tuner.engines.server.start import ServerStarter
 from tuner.engines.vllm import start
 from tuner.engines.vllm.start import VllmStarter
 from tuner.errors import EngineError, StoodStillError
@@ -44,7 +43,7 @@ def llm_arguments(starter: VllmStarter, *, share: float) -> dict[str, Any]:
         ({"max_num_active_seqs": 3}, "max_num_active_seqs", "Leave"),
         ({"device_ids": [1]}, "the GPUs that CUDA_VISIBLE_DEVICES shows", "Leave"),
         ({"scheduler_cls": "a.B"}, "scheduler_cls", "Leave"),
-        ({"data_parallel_size": 2}, "data_parallel_size is 2", "--replicas"),
+        ({"data_parallel_size": 2}, "say with --replicas", "Leave"),
     ],
 )
 def test_what_vllm_would_refuse_is_refused_before_anything_starts(
@@ -129,10 +128,11 @@ def test_when_the_engine_is_killed_whoever_asks_is_told(tmp_path: Path) -> None:
 
     async def main() -> None:
         engine = await VllmStarter(VLLM_CRAMPED, log=log).start(max_num_seqs=2)
-        reply = Reply()
-        task = asyncio.create_task(engine.generate(request(1, prompt=5, output=200), reply))
-        await until_it_generates(reply)
         (core,) = cores() - before
+        os.kill(core, signal.SIGSTOP)  # so that it serves nobody before it is killed
+        asking = engine.generate(request(1, prompt=5, output=200), Reply())
+        task = asyncio.create_task(asking)
+        await asyncio.sleep(0)
         os.kill(core, signal.SIGKILL)
         with pytest.raises(EngineError, match="killed by SIGKILL") as caught:
             await task
@@ -147,15 +147,15 @@ def test_when_the_engine_is_killed_whoever_asks_is_told(tmp_path: Path) -> None:
 
 @pytest.mark.alone
 @pytest.mark.long
-@pytest.mark.parametrize("starts", [VllmStarter, ServerStarter])
+@pytest.mark.parametrize("is_served", [False, True])
 def test_an_engine_that_is_stopped_for_a_while_goes_on_and_for_good_is_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, starts: type[VllmStarter]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_served: bool
 ) -> None:
     monkeypatch.setattr(paged, "HANG_S", 6.0)
     before, named_before = cores(), named_cores()
 
     async def main() -> None:
-        starter = starts(VLLM_CRAMPED, log=tmp_path / "vllm.log")
+        starter = VllmStarter(VLLM_CRAMPED, tmp_path / "vllm.log", is_served=is_served)
         engine = await starter.start(max_num_seqs=2)
         (core,) = named_cores() - named_before or cores() - before
         first = Reply()
@@ -207,6 +207,13 @@ def test_tokens_are_drawn_by_the_generation_configuration_but_for_what_is_asked(
     assert VllmStarter({"model": "tuner:tiny"}).resolved(max_num_seqs=2).sampling == {
         "temperature": 1.0
     }
+
+
+def test_what_no_replay_shows_is_a_caution() -> None:
+    drafts = {"method": "ngram", "num_speculative_tokens": 2}
+    starter = VllmStarter({"model": "tuner:tiny", "speculative_config": drafts})
+    (caution,) = starter.resolved(max_num_seqs=2).cautions
+    assert "drafts" in caution
 
 
 def test_what_is_private_is_in_no_profile() -> None:

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.vllm
 PREPARED = """
 import os
 from tuner.engines.vllm import start
-start.set_variables("tuner:tiny", start.default_log())
+start.set_variables({"model": "tuner:tiny"}, start.default_log())
 print(os.environ["VLLM_WORKER_MULTIPROC_METHOD"])
 """
 
@@ -55,7 +55,8 @@ def test_sockets_get_a_path_that_linux_takes_in_a_folder_of_a_long_name_too(tmp_
     """Linux takes 107 bytes."""
     deep = tmp_path / ("d" * 90)
     deep.mkdir()
-    program = "print(start.new_page().socket)\nprint(os.environ['VLLM_RPC_BASE_PATH'])\n"
+    program = "print(start.default_log().with_name('page-10') / 'api')\n"
+    program += "print(os.environ['VLLM_RPC_BASE_PATH'])\n"
     _, socket, folder = prepared(program, {"TMPDIR": str(deep)}, without=["VLLM_RPC_BASE_PATH"])
     assert len(socket) <= 107
     assert len(folder) + len("/") + len(str(uuid.uuid4())) <= 107

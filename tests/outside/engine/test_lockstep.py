@@ -114,10 +114,8 @@ class Vllm:
         schedules a second batch before it waits for the first. Batches take what the model says,
         which decides when requests arrive."""
         lone, config = self.lone, self.config(is_async=case.is_async)
-        scheduler = lone.scheduler_of(lone.live.LiveScheduler, config, blocks=case.blocks)
-        scheduler.max_num_active_reqs = case.slots
-        scheduler.max_num_scheduled_tokens = case.tokens
-        with lone.logged(scheduler) as page:
+        with lone.measured(config, blocks=case.blocks) as (scheduler, page):
+            page.set(case.slots, case.tokens)
             played = self._played(scheduler, case, durations_s)
             return Played(*played, page.take()[0])
 

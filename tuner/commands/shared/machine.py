@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tuner.engines import devices, provenance
 from tuner.engines.models import shipped as models
 from tuner.engines.seam import ArgumentValue, Starter
-from tuner.engines.vllm import supported
-from tuner.engines.vllm.start import VllmStarter
+from tuner.engines.vllm.start import VllmStarter, default_log
 from tuner.errors import GateError, UsageError
 from tuner.profile.profile import ServingProfile
 from tuner.replay.soundness import Read
@@ -48,7 +47,7 @@ class Machine:
         given = {k: v for k, v in merged.items() if k != "max_num_seqs" and v is not None}
         if self.world is not None:
             return self.world.varied(given)
-        return VllmStarter(given, log=log, sampling=self.sampling)
+        return VllmStarter(given, log or default_log(), sampling=self.sampling)
 
 
 def machine_of(
@@ -78,8 +77,8 @@ def differs(profile: ServingProfile, here: Machine) -> tuple[str, object, object
         was, is_ = measured.device.get(key), here.device.get(key)
         if was != is_:
             return key, was, is_
-    before, now = map(supported.version_in, (measured.versions, here.versions))
-    same = before == now or (before and now and supported.is_same(before, now))
+    before, now = map(provenance.vllm_in, (measured.versions, here.versions))
+    same = before == now or (before and now and provenance.is_same(before, now))
     return None if same else ("vllm", before, now)
 
 
@@ -92,7 +91,7 @@ def check_machine(profile: ServingProfile, here: Machine) -> None:
         str(device.get("name")).startswith("simulated:")
         for device in (profile.provenance.device, here.device)
     )
-    if not was_simulated and not is_simulated and supported.version_in(here.versions) is None:
+    if not was_simulated and not is_simulated and provenance.vllm_in(here.versions) is None:
         return  # no engine will start, which says how vLLM is installed
     if (difference := differs(profile, here)) is None:
         was = profile.provenance.model_digest

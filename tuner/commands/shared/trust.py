@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tuner.engines.arguments import not_allowed, same
 from tuner.engines.engine_arguments import engine_arguments
-from tuner.engines.vllm.allowed import not_allowed
-from tuner.engines.vllm.flags import same
 from tuner.errors import ProfileError, UsageError
 from tuner.profile.profile import ServingProfile
 from tuner.system.printable import printable

@@ -3,24 +3,23 @@
 # ruff: noqa: ANN401 - vLLM's objects are untyped where vLLM is not installed
 # mypy: allow-subclassing-any
 
-import contextlib
 import dataclasses
-import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 from vllm import AsyncEngineArgs, EngineArgs
 from vllm.usage.usage_lib import UsageContext
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
+from tuner.engines.arguments import OF_SERVER, Setting, command_line
+from tuner.engines.live_scheduler import arguments_of
 from tuner.engines.models import shipped as models
 from tuner.engines.sampling import sampled
 from tuner.engines.seam import ArgumentValue
-from tuner.engines.vllm.failure import refused
-from tuner.engines.vllm.flags import OF_SERVER, Setting, command_line
+from tuner.engines.vllm.process import refused
 from tuner.engines.vllm.start import Resolved
-from tuner.errors import EngineError, InputError, TunerError, UsageError
+from tuner.errors import EngineError, TunerError, UsageError
 
 # Parsed as text
 
@@ -40,28 +39,34 @@ def parse(settings: Sequence[Setting]) -> dict[str, ArgumentValue]:
     Raises InputError or UsageError with the place of the first that vLLM would not take.
     """
     parser = _serve_parser()
-    arguments: dict[str, Any] = {}
-    for setting in settings:
-        head, dot, key = setting.name.partition(".")
+    arguments: dict[str, ArgumentValue] = {}
+    for each in settings:
+        name, value = each.name, each.value
         try:
-            read = vars(parser.parse_args(command_line(setting.name, setting.value)))
+            read = vars(parser.parse_args(command_line(name, value)))
         except (ValueError, TypeError, SystemExit) as error:
-            raise _refused(setting, str(error)) from error
-        if head not in read:
-            raise _refused(setting, "unrecognized arguments")
-        if head not in _KNOWN | OF_SERVER:
-            if setting.of_server:
-                continue
+            raise _refused(each, str(error)) from error
+        if name not in read:  # argparse completes names
+            raise _refused(each, "unrecognized arguments")
+        if name in _KNOWN | OF_SERVER:
+            # mappings vLLM reads into classes of its own
+            arguments[name] = value if isinstance(value, dict) else read[name]
+        elif each.error is UsageError:
             raise UsageError(
-                f"--set {setting.name}: is an option of the server, not of the engine",
+                f"--set {name}: is an option of the server, not of the engine",
                 hint="Leave it out: it does not change what is measured.",
             )
-        if dot:
-            arguments[head] = _merged(arguments.get(head), _nested(key, setting.value))
-        else:  # mappings vLLM reads into classes of its own
-            is_mapping = isinstance(setting.value, dict)
-            arguments[head] = setting.value if is_mapping else read[head]
     return arguments
+
+
+def _refused(setting: Setting, why: str) -> TunerError:
+    # without argparse's beginning, and where in memory a function lies
+    reason = re.sub(r"^argument \S+: ", "", why.strip().partition("\n")[0])
+    reason = re.sub(r"<function (\w+) at 0x[0-9a-f]+>", r"\1", reason)
+    return setting.error(
+        f"{setting.place}: {setting.name}: vLLM does not take {setting.value!r}: {reason}",
+        hint="Write it as on the command line: see vllm serve --help=all.",
+    )
 
 
 def _serve_parser() -> Any:
@@ -83,43 +88,9 @@ def flags() -> dict[str, tuple[str, str]]:
     return result
 
 
-def _refused(setting: Setting, why: str) -> TunerError:
-    head = setting.name.partition(".")[0]
-    kind: type[TunerError] = InputError if setting.of_server else UsageError
-    if "unrecognized arguments" in why and head not in _KNOWN | OF_SERVER:
-        return kind(
-            f"{setting.place}: {head} is not an argument of this vLLM",
-            hint="See vllm serve --help=all.",
-        )
-    # without argparse's beginning, and where in memory a function lies
-    reason = re.sub(r"^argument \S+: ", "", why.strip().partition("\n")[0])
-    reason = re.sub(r"<function (\w+) at 0x[0-9a-f]+>", r"\1", reason)
-    return kind(
-        f"{setting.place}: {setting.name}: vLLM does not take {setting.value!r}: {reason}",
-        hint="Write the value as vllm serve takes it on its command line.",
-    )
-
-
-def _merged(before: object, after: object) -> Any:
-    """Return the union of two nested mappings; of what is in both that of ``after`` counts."""
-    if not (isinstance(before, dict) and isinstance(after, dict)):
-        return after
-    return before | {key: _merged(before.get(key), value) for key, value in after.items()}
-
-
-def _nested(key: str, value: object) -> object:
-    """Return ``a.b`` and a value as ``{a: {b: value}}``; text is JSON if it can be, as in vLLM."""
-    if isinstance(value, str):
-        with contextlib.suppress(json.JSONDecodeError):
-            value = json.loads(value)
-    for part in reversed(key.split(".")):
-        value = {part: value}
-    return value
-
-
 # Resolved
 
-SCHEDULER = "tuner.engines.live_scheduler.LiveScheduler"
+SCHEDULER = "tuner.engines.live_scheduler.MeasuredScheduler"
 """vLLM's own, with limits that change live and a log; it becomes the asynchronous one by itself."""
 
 _TUNER_SETS: dict[str, ArgumentValue] = {
@@ -137,7 +108,7 @@ _OF_THE_SERVER = (
 )  # fmt: skip
 """What a server keeps as the deployment has it: its users pay for that."""
 
-_MEMORY = ("kv_cache_memory_bytes", "gpu_memory_utilization", "num_gpu_blocks_override")
+_MEMORY = frozenset({"kv_cache_memory_bytes", "gpu_memory_utilization", "num_gpu_blocks_override"})
 """Arguments that say what an engine may take of the device's memory."""
 
 _GRAPHS = ("max_cudagraph_capture_size", "cudagraph_capture_sizes")
@@ -155,24 +126,22 @@ _NEVER_SENT = 16
 """As many ids from 0 on are in no prompt: see traffic.clients."""
 
 _REFUSED = {
+    "data_parallel_size": "tuner runs one engine; say with --replicas how many share the traffic",
     "max_num_active_seqs": "tuner moves it live to find max_num_seqs",
     "scheduler_cls": "tuner brings its own scheduler class",
     "device_ids": "tuner reads the GPUs that CUDA_VISIBLE_DEVICES shows, so choose with that",
 }
 
 
-class ServerLimits(NamedTuple):
-    """The limits as stated; of those that are not, the server's own."""
+def server_limits(
+    arguments: Mapping[str, ArgumentValue],
+) -> tuple[int, Mapping[str, ArgumentValue]]:
+    """Return the server's own max_num_seqs where none is stated, and what is fixed for every cap:
+    its token budget and largest CUDA graph.
 
-    max_num_seqs: int
-    fixed: Mapping[str, ArgumentValue]
-    """The token budget and the largest CUDA graph, for every cap. vLLM moves both with
-    max_num_seqs: between two caps several things would change at once."""
-
-
-def server_limits(arguments: Mapping[str, ArgumentValue]) -> ServerLimits:
-    """Return the limits. Raises EngineError with what vLLM has against the arguments."""
-    seqs: Any = arguments.get("max_num_seqs")
+    vLLM moves both with max_num_seqs: between two caps several things would change at once. Raises
+    EngineError with what vLLM has against the arguments.
+    """
     config = _create({name: value for name, value in arguments.items() if name != "max_num_seqs"})
     fixed = {"max_num_batched_tokens": config.scheduler_config.max_num_batched_tokens}
     sizes = config.compilation_config.cudagraph_capture_sizes
@@ -180,7 +149,7 @@ def server_limits(arguments: Mapping[str, ArgumentValue]) -> ServerLimits:
     stated = {**arguments, **(compiled if isinstance(compiled, dict) else {})}
     if sizes and all(stated.get(name) is None for name in _GRAPHS):
         fixed["max_cudagraph_capture_size"] = max(sizes)
-    return ServerLimits(config.scheduler_config.max_num_seqs if seqs is None else seqs, fixed)
+    return config.scheduler_config.max_num_seqs, fixed
 
 
 def configure(
@@ -207,47 +176,43 @@ def configure(
     active = getattr(scheduler, "max_num_active_seqs", None)  # since vLLM 0.31
     if active is not None and active < scheduler.max_num_seqs:  # 0.33: for the drafts of DFlash
         raise EngineError(
-            f"max_num_seqs {scheduler.max_num_seqs}: vLLM lets in {active} at most, for more the "
-            f"drafts have no room in max_num_batched_tokens {scheduler.max_num_batched_tokens}",
+            f"max_num_seqs {scheduler.max_num_seqs}: vLLM lets in {active} at most",
             hint=f"Give --ceiling {active}, or raise max_num_batched_tokens.",
         )
     scheduler.scheduler_cls = SCHEDULER
     arguments = _pinned(config, given)
-    kept = {name: stated[name] for name in _OF_THE_SERVER if name in stated}
-    path = models.model_path(str(arguments["model"]))
-    command = {**arguments, **kept, "model": path, "scheduler_cls": SCHEDULER}
-    token = stated.get("hf_token")
+    command = {
+        **arguments,
+        **{name: stated[name] for name in _OF_THE_SERVER if stated.get(name) is not None},
+        "model": models.model_path(str(arguments["model"])),
+        "scheduler_cls": SCHEDULER,
+    }
     return Resolved(
         config=config,
-        given=dict(given),
         arguments=arguments,
-        command={name: value for name, value in command.items() if value is not None},
-        environment={"HF_TOKEN": token} if isinstance(token, str) else {},  # others read commands
+        command=command,
         max_model_len=model.max_model_len,
-        vocab_size=prompt_vocabulary(model),
-        by_priority=scheduler.policy == "priority",
+        vocab_size=_prompt_vocabulary(model),
+        cautions=_cautions(config),
         sampling=sampled(model.get_diff_sampling_param(), sampling),
     )
 
 
 def _create(arguments: Mapping[str, ArgumentValue]) -> Any:
     for name, why in _REFUSED.items():
-        if arguments.get(name) is not None:
+        if (value := arguments.get(name)) is not None and (name, value) != (
+            "data_parallel_size",
+            1,
+        ):
             raise EngineError(
                 f"{name} cannot be set: {why}", hint=f"Leave {name} out while tuning."
             )
-    if arguments.get("data_parallel_size") not in (None, 1):
-        raise EngineError(
-            f"data_parallel_size is {arguments['data_parallel_size']}: tuner runs one engine",
-            hint="Set data_parallel_size to 1, and --replicas to how many share the traffic.",
-        )
     # an older vLLM lacks some that tuner sets; what somebody else sets is for vLLM to refuse
-    lacking = _TUNER_SETS.keys() - _KNOWN
-    settings = {
-        name: value
-        for name, value in _as_tuner_sets(arguments).items()
-        if name not in OF_SERVER | lacking
-    }
+    left_out = OF_SERVER | (_TUNER_SETS.keys() - _KNOWN)
+    path = models.model_path(str(arguments["model"]))
+    settings: dict[str, Any] = {**arguments, "model": path, **_TUNER_SETS}
+    for name in left_out & settings.keys():
+        del settings[name]
     try:
         config = AsyncEngineArgs(**settings).create_engine_config(UsageContext.OPENAI_API_SERVER)
     except Exception as error:  # vLLM refuses with whatever its depths raise
@@ -259,67 +224,22 @@ def _create(arguments: Mapping[str, ArgumentValue]) -> Any:
     return config
 
 
-def prompt_vocabulary(model: Any) -> int:
-    """Return the number below which every token id may stand in a prompt of plain text.
-
-    A multimodal model takes some ids for an image or a sound that should have come along. They
-    stand near the end of its vocabulary, or below 16, where no prompt of ours goes.
-    """
-    named = vars(model.hf_config) if hasattr(model.hf_config, "__dict__") else {}
-    ids = [
-        value
-        for name, value in named.items()
-        if _PLACEHOLDER.fullmatch(name) and isinstance(value, int) and value >= _NEVER_SENT
-    ]
-    return min([int(model.get_vocab_size()), *ids])
-
-
-def _as_tuner_sets(arguments: Mapping[str, ArgumentValue]) -> dict[str, Any]:
-    """Return the arguments with how tuner itself runs the engine."""
-    return {**arguments, "model": models.model_path(str(arguments["model"])), **_TUNER_SETS}
-
-
-def for_llm(resolved: Resolved, *, share: float) -> dict[str, Any]:
-    """Return what ``vllm.LLM`` is called with to run the same, with a share of the memory.
-
-    What nobody stated is left to it: the executor decides on ``block_size``, for one.
-    """
-    wanted = {
-        **_as_tuner_sets(resolved.given),
-        "override_generation_config": resolved.sampling,
-        "scheduler_cls": SCHEDULER,
-        "skip_tokenizer_init": resolved.config.model_config.skip_tokenizer_init,
-    }
-    for name in _MEMORY:
-        if (value := resolved.arguments.get(name)) is not None:
-            assert isinstance(value, int | float)
-            wanted[name] = type(value)(value * share)
-    known = {field.name for field in dataclasses.fields(EngineArgs)}
-    return {name: value for name, value in wanted.items() if name in known}
-
-
 def _pinned(config: Any, arguments: Mapping[str, ArgumentValue]) -> dict[str, ArgumentValue]:
     """Return every argument that a deployment must spell out to run as ``config`` does."""
-    model, cache = config.model_config, config.cache_config
-    scheduler, parallel = config.scheduler_config, config.parallel_config
-    resolved: dict[str, ArgumentValue] = {
+    model, cache, scheduler = config.model_config, config.cache_config, config.scheduler_config
+    resolved = {
+        **arguments_of(config),
         "model": arguments["model"],
         "dtype": str(model.dtype).removeprefix("torch."),
-        "max_model_len": model.max_model_len,
-        "max_num_seqs": scheduler.max_num_seqs,
-        "max_num_batched_tokens": scheduler.max_num_batched_tokens,
         "gpu_memory_utilization": cache.gpu_memory_utilization,
         "kv_cache_memory_bytes": cache.kv_cache_memory_bytes,
-        "kv_cache_dtype": cache.cache_dtype,
-        "block_size": cache.block_size,
-        "enable_prefix_caching": cache.enable_prefix_caching,
         "enable_chunked_prefill": scheduler.enable_chunked_prefill,
         "async_scheduling": scheduler.async_scheduling,
         "enforce_eager": model.enforce_eager,
-        "tensor_parallel_size": parallel.tensor_parallel_size,
-        "pipeline_parallel_size": parallel.pipeline_parallel_size,
         "seed": model.seed,
     }
+    for name in ("revision", "quantization"):  # the model's own, unless stated
+        del resolved[name]
     if not cache.user_specified_block_size:
         del resolved["block_size"]  # vLLM chooses it when the engine has started
     if cache.kv_cache_memory_bytes is not None:
@@ -327,3 +247,50 @@ def _pinned(config: Any, arguments: Mapping[str, ArgumentValue]) -> dict[str, Ar
     left_out = {*resolved, *_TUNER_SETS, *_PRIVATE}
     resolved |= {name: value for name, value in arguments.items() if name not in left_out}
     return {name: value for name, value in resolved.items() if value is not None}
+
+
+def _prompt_vocabulary(model: Any) -> int:
+    """Return the number below which every token id may stand in a prompt of plain text.
+
+    A multimodal model takes some ids for an image or a sound that should have come along. They
+    stand near the end of its vocabulary, or below 16, where no prompt of ours goes.
+    """
+    named = getattr(model.hf_config, "__dict__", {})
+    ids = [value for name, value in named.items() if _PLACEHOLDER.fullmatch(name)]
+    ids = [value for value in ids if isinstance(value, int) and value >= _NEVER_SENT]
+    return int(min([model.get_vocab_size(), *ids]))
+
+
+def _cautions(config: Any) -> list[str]:
+    """Return what a server with these arguments can do and no replay asks for, or shows as it
+    is."""
+    model, is_dummy = config.model_config, str(config.load_config.load_format) == "dummy"
+    result = {
+        "no replay asks for a LoRA adapter: what adapters cost is not measured": config.lora_config,
+        "no replay sends an image, a sound or a video: their encoder is not measured": (
+            model.is_multimodal_model
+        ),
+        "prompts of random tokens: how many drafts are accepted here says nothing of production": (
+            config.speculative_config
+        ),
+        "a mixture of experts with made-up weights: tokens go to other experts than with trained "
+        "ones, so that its speed is not the model's": model.is_moe and is_dummy,
+    }
+    return [caution for caution, has_it in result.items() if has_it]
+
+
+def for_llm(resolved: Resolved, *, share: float) -> dict[str, Any]:
+    """Return what ``vllm.LLM`` is called with to run the same, with a share of the memory."""
+    known = {field.name for field in dataclasses.fields(EngineArgs)}
+    known.remove("scheduler_cls")  # it has no page
+    arguments = {name: value for name, value in resolved.command.items() if name in known}
+    for name in _MEMORY & arguments.keys():
+        value = arguments[name]
+        assert isinstance(value, int | float)
+        arguments[name] = type(value)(value * share)
+    return {
+        **arguments,
+        "disable_log_stats": False,  # which hold the times of tokens
+        "override_generation_config": resolved.sampling,
+        "skip_tokenizer_init": resolved.config.model_config.skip_tokenizer_init,
+    }

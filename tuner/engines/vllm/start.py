@@ -3,11 +3,10 @@
 import asyncio
 import contextlib
 import functools
-import importlib.util
 import multiprocessing
 import os
-import tempfile
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,26 +14,21 @@ from typing import TYPE_CHECKING, Any
 from tuner.engines import provenance
 from tuner.engines.models import shipped as models
 from tuner.engines.page import VARIABLE, Page
-from tuner.engines.vllm import core_process, supported
-from tuner.engines.vllm.failure import Since, last_line, silent
+from tuner.engines.seam import RequestFailedError
+from tuner.engines.vllm import process
 from tuner.errors import EngineError
 from tuner.system import files
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-
-    from tuner.engines.seam import ArgumentValue, Engine
-    from tuner.engines.vllm.config import ServerLimits
-    from tuner.engines.vllm.flags import Setting
+    from tuner.engines.arguments import Setting
+    from tuner.engines.paged import PagedEngine
+    from tuner.engines.seam import ArgumentValue
 
 START_ON_CPU_S = 600.0
 START_S = 3600.0
 """With an accelerator: weights of hundreds of GB are read and graphs captured."""
 
 _STARTS = count()
-
-_LONGEST_TMPDIR = 40
-"""Bytes: Linux allows the path of a socket 107, of which vLLM's names take 36, and our folder's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,45 +38,53 @@ class Resolved:
     config: "Any"
     """vLLM's VllmConfig."""
 
-    given: "dict[str, ArgumentValue]"
-    """What was stated, by vLLM's names: all the rest is vLLM's to decide."""
-
     arguments: "dict[str, ArgumentValue]"
-    """All of them as resolved: what a deployment needs to run the same."""
+    """All of them by vLLM's names, as resolved: what a deployment needs to run the same."""
 
     command: "dict[str, ArgumentValue]"
     """The arguments of ``vllm serve``, by vLLM's names, ``model`` among them."""
 
-    environment: dict[str, str]
-    """What it gets so that nobody else sees it."""
-
     max_model_len: int
     vocab_size: int
-    by_priority: bool
+    cautions: list[str]
+    """What it can do and no replay asks for."""
+
     sampling: dict[str, float]
     """How tokens are drawn while it is measured."""
 
 
+@functools.cache
+def _folder() -> Path:
+    """Return this process's folder for temporary files: not below TMPDIR, which may be too long for
+    the path of a socket."""
+    return files.own_folder("vllm", "/tmp")  # noqa: S108 - a new folder in it
+
+
+def default_log() -> Path:
+    return _folder() / "vllm.log"
+
+
+@dataclass(slots=True)
 class VllmStarter:
-    """Starts vLLM engines that differ in ``max_num_seqs`` alone.
+    """Starts vLLM engines that differ in ``max_num_seqs`` alone."""
 
-    ``arguments`` are engine arguments by vLLM's names, ``model`` among them. vLLM's output goes to
-    the file ``log``, by default one in the folder for temporary files. ``ranks`` are those of a
-    data-parallel server, of which an engine is one; ``sampling`` counts more than the model's
-    generation configuration.
-    """
+    arguments: "Mapping[str, ArgumentValue]"
+    """Engine arguments by vLLM's names, ``model`` among them."""
 
-    def __init__(
-        self,
-        arguments: "Mapping[str, ArgumentValue]",
-        *,
-        log: Path | None = None,
-        ranks: int = 1,
-        sampling: "Mapping[str, float] | None" = None,
-    ) -> None:
-        self.arguments, self.ranks, self.sampling = dict(arguments), ranks, dict(sampling or {})
-        self._server_limits: ServerLimits | None = None
-        self.log = log if log is not None else default_log()
+    log: Path = field(default_factory=default_log)
+    """The file that vLLM's output goes to."""
+
+    ranks: int = 1
+    """Those of a data-parallel server, of which an engine is one."""
+
+    sampling: Mapping[str, float] | None = None
+    """What counts more than the model's generation configuration."""
+
+    is_served: bool = False
+    """Whether each runs behind a ``vllm serve`` of its own, and not in this process."""
+
+    _limits: "tuple[int, Mapping[str, ArgumentValue]] | None" = None
+    """See config.server_limits."""
 
     @property
     def given(self) -> "Mapping[str, ArgumentValue]":
@@ -95,13 +97,15 @@ class VllmStarter:
 
     def resolved(self, *, max_num_seqs: int) -> Resolved:
         """Return what an engine is started with. Imports vLLM."""
-        with _vllm(str(self.arguments["model"]), self.log):
+        with _vllm(self.arguments, self.log):
             from tuner.engines.vllm import config  # noqa: PLC0415 - imports vLLM
 
-            if self._server_limits is None:
-                self._server_limits = config.server_limits(self.given)
-            given = {**self.given, **self._server_limits.fixed, "max_num_seqs": max_num_seqs}
-            return config.configure(self.arguments, given, ranks=self.ranks, sampling=self.sampling)
+            if self._limits is None:
+                self._limits = config.server_limits(self.given)
+            given = {**self.given, **self._limits[1], "max_num_seqs": max_num_seqs}
+            return config.configure(
+                self.arguments, given, ranks=self.ranks, sampling=self.sampling or {}
+            )
 
     def server_max_num_seqs(self) -> tuple[int, bool]:
         """Return what a server takes that is started with these arguments and no word of tuner's,
@@ -110,20 +114,41 @@ class VllmStarter:
         if isinstance(stated, int):
             return stated, True
         self.resolved(max_num_seqs=1)
-        assert self._server_limits is not None
-        return self._server_limits.max_num_seqs, False
+        assert self._limits is not None
+        return self._limits[0], False
 
-    async def start(self, *, max_num_seqs: int) -> "Engine":
-        """See the seam. A cancelled start leaves nothing behind either."""
+    async def start(self, *, max_num_seqs: int) -> "PagedEngine":
+        """See the seam. Failed or cancelled, nothing is left behind."""
         begun_s = asyncio.get_running_loop().time()
         resolved = await asyncio.to_thread(self.resolved, max_num_seqs=max_num_seqs)
-        with _vllm(str(self.arguments["model"]), self.log):
-            from tuner.engines.vllm.engine import VllmEngine  # noqa: PLC0415 - imports vLLM
+        page = Page(_folder() / f"page-{next(_STARTS)}")
+        processes = process.Processes(self.log, {VARIABLE: str(page.folder)})
+        engine = self._engine(resolved, processes, page)
+        try:
+            async with started_in_time(processes.log):
+                await engine.open()
+            await engine.begin(begun_s)
+        except BaseException as problem:
+            processes.end()
+            await engine.stop()
+            if isinstance(problem, RequestFailedError):
+                raise EngineError(
+                    f"The first request failed: {problem}",
+                    hint=f"Read {self.log}.",
+                ) from problem
+            raise
+        return engine
 
-        page = new_page()
-        context = core_process.CoreContext(self.log, {VARIABLE: str(page.folder)})
-        async with started_in_time(self.log):
-            return await VllmEngine.start(resolved, context, page, begun_s)
+    def _engine(
+        self, resolved: Resolved, processes: process.Processes, page: Page
+    ) -> "PagedEngine":
+        if self.is_served:
+            from tuner.engines.server import ServedEngine  # noqa: PLC0415
+
+            return ServedEngine(resolved, processes, page)
+        from tuner.engines.vllm.engine import VllmEngine  # noqa: PLC0415 - imports vLLM
+
+        return VllmEngine(resolved, processes, page)
 
 
 def parse(settings: "Sequence[Setting]", *, model: str) -> "dict[str, ArgumentValue]":
@@ -131,55 +156,37 @@ def parse(settings: "Sequence[Setting]", *, model: str) -> "dict[str, ArgumentVa
 
     Raises InputError or UsageError with the place of what vLLM does not take.
     """
-    with _vllm(model, default_log()):
+    with _vllm({"model": model}, default_log()):
         from tuner.engines.vllm import config  # noqa: PLC0415 - imports vLLM
 
         return config.parse(settings)
 
 
-def new_page() -> Page:
-    """Return the page of an engine that is to start."""
-    return Page(_folder() / f"page-{next(_STARTS)}")
-
-
-def default_log() -> Path:
-    return _folder() / "vllm.log"
-
-
-@functools.cache
-def _folder() -> Path:
-    """Return this process's folder for temporary files, not below a TMPDIR too long for sockets."""
-    place = tempfile.gettempdir()
-    is_short = len(os.fsencode(place)) <= _LONGEST_TMPDIR
-    return files.own_folder("vllm", place if is_short else "/tmp")  # noqa: S108 - a new folder in it
-
-
 @contextlib.contextmanager
-def _vllm(model: str, log: Path) -> "Iterator[None]":
-    """Let vLLM be imported for a model, which then logs to ``log``. Raises EngineError for a vLLM
+def _vllm(arguments: "Mapping[str, ArgumentValue]", log: Path) -> "Iterator[None]":
+    """Let vLLM be imported for an engine, which then logs to ``log``. Raises EngineError for a vLLM
     that lacks what tuner needs."""
-    if importlib.util.find_spec("vllm") is None:
+    if provenance.installed() is None:
         raise EngineError(
             "vLLM is not installed",
             hint="Run pip install 'tuner[vllm]' (NVIDIA) or 'tuner[cpu]', or use --world FILE.",
         )
-    set_variables(model, log)
-    with silent(log):
-        supported.check_once()
+    set_variables(arguments, log)
+    with process.silent(log):
+        provenance.check_vllm_once()
         try:
             yield
         except ImportError as error:
             raise EngineError(
-                f"vLLM {supported.installed()} cannot be used: {error}",
-                hint=f"Install one of {supported.statement()}.",
+                f"vLLM {provenance.installed()} cannot be used: {error}",
+                hint=f"Install one of {provenance.SUPPORTED}.",
             ) from error
 
 
-def set_variables(model: str, log: Path) -> None:
+def set_variables(arguments: "Mapping[str, ArgumentValue]", log: Path) -> None:
     """Set what vLLM reads while it is imported; no variable that the user has set changes."""
-    models.model_path(model)
-    own = _folder()
-    own.mkdir(mode=0o700, exist_ok=True)  # it may have been cleared
+    models.model_path(model := str(arguments["model"]))
+    own, on_cpu = _folder(), provenance.is_cpu_build()
     # sockets there would stay behind elsewhere when a process of ours is killed
     multiprocessing.current_process()._config["tempdir"] = str(own)  # type: ignore[attr-defined]  # noqa: SLF001 - no other way
     variables = {
@@ -190,23 +197,25 @@ def set_variables(model: str, log: Path) -> None:
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
         "VLLM_RPC_BASE_PATH": str(own),
     }
-    if provenance.is_cpu_build():
+    if on_cpu:
         # EngineCore computes itself, where there is one rank: a worker process beside it starts
         # ten seconds later and takes the cores that the server and its client need
         variables["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-        if models.is_shipped(model):  # OpenMP's barriers cost more than so small a model
-            variables["OMP_NUM_THREADS"] = "1"
+    if on_cpu and models.is_shipped(model):  # OpenMP's barriers cost more than so small a model
+        variables["OMP_NUM_THREADS"] = "1"
+    if isinstance(token := arguments.get("hf_token"), str):
+        variables["HF_TOKEN"] = token  # others read commands, and vLLM logs them
     for name, value in variables.items():
         os.environ.setdefault(name, value)
     # with more threads importing starts some: not to be forked
-    if provenance.is_cpu_build() and os.environ.get("OMP_NUM_THREADS") == "1":
-        core_process.preload(log)
+    if on_cpu and os.environ.get("OMP_NUM_THREADS") == "1":
+        process.preload(log)
 
 
 @contextlib.asynccontextmanager
-async def started_in_time(path: Path) -> "AsyncIterator[None]":
+async def started_in_time(log: process.Since) -> "AsyncIterator[None]":
     """Cancel a start that takes too long. Raises EngineError with vLLM's last words."""
-    limit_s, log = START_ON_CPU_S if provenance.is_cpu_build() else START_S, Since(path)
+    limit_s = START_ON_CPU_S if provenance.is_cpu_build() else START_S
     limit = asyncio.timeout(limit_s)
     try:
         async with limit:
@@ -214,7 +223,8 @@ async def started_in_time(path: Path) -> "AsyncIterator[None]":
     except TimeoutError:
         if not limit.expired():
             raise
+        words = process.last_line(log.text())
         raise EngineError(
-            f"vLLM did not start within {limit_s:g} s; its last words: {last_line(log.text())}",
-            hint=f"Read {path}: what it waits for may be a download, or a process that hangs.",
+            f"vLLM did not start within {limit_s:g} s; its last words: {words}",
+            hint=f"Read {log.path}: it waits for a download, or a process of it hangs.",
         ) from None

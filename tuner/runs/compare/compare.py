@@ -6,13 +6,12 @@ replays the same requests; another block replays others, so that intervals know 
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from tuner.engines.seam import Starter
-from tuner.engines.server.start import ServerStarter
 from tuner.engines.vllm.start import VllmStarter
 from tuner.engines.workers import WorkersStarter
 from tuner.errors import UsageError
@@ -133,9 +132,16 @@ class Comparison:
             starter, size = question.base, UNTUNED
         elif isinstance(question.base, VllmStarter) and approach.workers:
             size = approach.batch
-            starter = WorkersStarter(question.base, approach.workers, size, approach.wait_s)
+            starter = WorkersStarter(
+                question.base.arguments,
+                question.base.log,
+                sampling=question.base.sampling,
+                workers=approach.workers,
+                size=size,
+                wait_s=approach.wait_s,
+            )
         elif isinstance(starter, VllmStarter) and approach.name == SERVER:
-            starter = ServerStarter.like(starter)
+            starter = replace(starter, is_served=True)
         purpose = f"{approach.name} {block}"
         title = f"block {block + 1}: starting {approach.title}"
         tried = Tried(

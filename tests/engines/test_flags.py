@@ -2,8 +2,8 @@
 
 import pytest
 
-from tuner.engines.vllm import flags
-from tuner.engines.vllm.flags import FLAGS, canonical
+from tuner.engines import arguments as flags
+from tuner.engines.arguments import FLAGS, canonical
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def test_the_parser_that_is_installed_says_nothing_else() -> None:
 def test_no_value_is_told_as_a_flag_of_its_own() -> None:
     evil = "--tool-parser-plugin=./evil.py"
     assert flags.command_line("dtype", evil) == [f"--dtype={evil}"]
-    with pytest.raises(ValueError, match="an item of api_server_count begins with a hyphen"):
+    with pytest.raises(ValueError, match="a value of api_server_count begins with a hyphen"):
         flags.command_line("api_server_count", ["1", evil])
-    with pytest.raises(ValueError, match="the name of the model"):
-        flags.positional(evil)
+    with pytest.raises(ValueError, match="a value of model"):
+        flags.command_line("model", evil)

@@ -9,22 +9,28 @@ from pathlib import Path
 
 import pytest
 
-from tests.engines.conftest import VLLM_CRAMPED, generate, request, until_it_generates
+from tests.engines.conftest import VLLM_CRAMPED, generate, request
+from tests.support import stub_serve
 from tests.support.places import ROOT
 from tests.support.processes import TIMEOUT_S, cores, family, lives, wait_until
+from tuner.engines import server
 from tuner.engines.paged import WARM_UPS
 from tuner.engines.seam import ArgumentValue, Engine, Reply
-from tuner.engines.server.start import ServerStarter, words
-from tuner.engines.vllm.start import Resolved
+from tuner.engines.vllm.start import Resolved, VllmStarter
 from tuner.errors import EngineError
 
 TUNER = """
 import asyncio, sys
 from pathlib import Path
-from tests.engines.server.test_serve import StubStarter
+from tests.engines.test_served import StubStarter
+from tests.support import stub_serve
+from tuner.engines import server
 
 async def main():
-    engine = await StubStarter(Path(sys.argv[1])).start(max_num_seqs=2)
+    server.serve = stub_serve.serve
+    engine = await StubStarter({"model": "m"}, Path(sys.argv[1]), is_served=True).start(
+        max_num_seqs=2
+    )
     print("up", flush=True)
     await asyncio.sleep(600)
 
@@ -32,33 +38,32 @@ asyncio.run(main())
 """
 
 
-class StubStarter(ServerStarter):
+class StubStarter(VllmStarter):
     """Starts the stand-in: what vLLM would resolve is said here."""
 
-    def __init__(self, folder: Path, **says: object) -> None:
-        super().__init__({"model": "m"}, log=folder / "serve.log")
-        self.says = {name: str(value) for name, value in says.items()}
-
     def resolved(self, *, max_num_seqs: int) -> Resolved:
-        limits = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": 64}
+        limits: dict[str, ArgumentValue] = {
+            "max_num_seqs": max_num_seqs,
+            "max_num_batched_tokens": 64,
+        }
         return Resolved(
             config=None,
-            given={},
             arguments={"model": "m", **limits},
             command={"model": "m", **limits},
-            environment={"PYTHONPATH": str(ROOT), **self.says},
             max_model_len=1024,
             vocab_size=1000,
-            by_priority=False,
+            cautions=[],
             sampling={"temperature": 1.0},
         )
 
-    def command(self, resolved: Resolved, *, socket: str) -> list[str]:
-        del resolved
-        return [sys.executable, "-m", "tests.support.stub_serve", "--uds", socket]
+
+@pytest.fixture
+def starter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StubStarter:
+    monkeypatch.setattr(server, "serve", stub_serve.serve)
+    return StubStarter({"model": "m"}, tmp_path / "serve.log", is_served=True)
 
 
-def started(starter: ServerStarter) -> Reply:
+def test_a_server_is_started_at_a_socket_of_its_own_and_stopped_twice(starter: StubStarter) -> None:
     async def main() -> Reply:
         engine = await starter.start(max_num_seqs=2)
         try:
@@ -67,36 +72,35 @@ def started(starter: ServerStarter) -> Reply:
             await engine.stop()
             await engine.stop()
 
-    return asyncio.run(main())
-
-
-def test_a_server_is_started_at_a_socket_of_its_own_and_stopped_twice(tmp_path: Path) -> None:
-    assert started(StubStarter(tmp_path)).output_tokens == 9
+    assert asyncio.run(main()).output_tokens == 9
 
 
 def test_no_server_survives_a_tuner_that_is_killed(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", TUNER, str(tmp_path)]
+    command = [sys.executable, "-c", TUNER, str(tmp_path / "serve.log")]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as tuner:
         assert tuner.stdout is not None
         assert tuner.stdout.readline() == "up\n"
-        everybody = family(tuner.pid)
-        assert len(everybody) == 2  # the guardian and the server
+        servers = cores(tuner.pid)
+        assert len(servers) == 1
         tuner.kill()
-    wait_until(lambda: not any(map(lives, everybody)))
+    wait_until(lambda: not any(map(lives, servers)))
 
 
-@pytest.mark.parametrize("part", ["server", "guardian"])
-def test_a_request_under_way_is_told_that_its_server_was_killed(tmp_path: Path, part: str) -> None:
+def test_a_request_under_way_is_told_that_its_server_was_killed(
+    starter: StubStarter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STUB_STOPS", str(WARM_UPS + 1))
+
     async def main() -> None:
-        before = family(os.getpid())
-        engine = await StubStarter(tmp_path, STUB_STOPS=WARM_UPS + 1).start(max_num_seqs=2)
-        guardian, server = sorted(family(os.getpid()) - before)
+        before = cores()
+        engine = await starter.start(max_num_seqs=2)
+        (process,) = cores() - before
         reply = Reply()
         try:
             task = asyncio.create_task(engine.generate(request(1, prompt=5, output=9), reply))
             while not reply.seen_s:  # noqa: ASYNC110 - a reply tells nobody
                 await asyncio.sleep(0.01)
-            os.kill({"server": server, "guardian": guardian}[part], signal.SIGKILL)
+            os.kill(process, signal.SIGKILL)
             with pytest.raises(EngineError, match="vllm serve was killed by SIGKILL"):
                 await task
         finally:
@@ -115,7 +119,7 @@ def test_the_command_says_each_argument_as_vllm_spells_it() -> None:
         "served_model_name": ["a", "b"],
         "compilation_config": {"mode": 2},
     }
-    assert words(arguments) == [
+    assert server.words_of(arguments) == [
         *("acme/7b", "--max-num-seqs=8", "--no-enable-prefix-caching", "--enable-expert-parallel"),
         *("--served-model-name", "a", "b", '--compilation-config={"mode": 2}'),
     ]
@@ -131,7 +135,7 @@ def test_the_command_says_each_argument_as_vllm_spells_it() -> None:
 )
 def test_no_value_becomes_a_flag_of_the_server(arguments: dict[str, ArgumentValue]) -> None:
     with pytest.raises(EngineError, match="vllm serve would take it for a flag"):
-        words(arguments)
+        server.words_of(arguments)
 
 
 @pytest.mark.vllm
@@ -140,16 +144,18 @@ def test_no_value_becomes_a_flag_of_the_server(arguments: dict[str, ArgumentValu
 def test_when_a_part_of_it_is_killed_whoever_asks_is_told_and_nothing_is_left(
     tmp_path: Path, part: str
 ) -> None:
-    starter = ServerStarter(VLLM_CRAMPED, log=tmp_path / "v.log")
+    starter = VllmStarter(VLLM_CRAMPED, tmp_path / "v.log", is_served=True)
     starter.resolve(max_num_seqs=2)  # which starts what imports vLLM ahead, once for all tests
     before = family(os.getpid()) | cores()
 
     async def killed(engine: Engine) -> None:
-        reply = Reply()
-        task = asyncio.create_task(engine.generate(request(1, prompt=5, output=200), reply))
-        await until_it_generates(reply)
-        everybody = sorted(family(os.getpid()) - before)
-        os.kill(_core(everybody) if part == "core" else everybody[1], signal.SIGKILL)
+        everybody = family(os.getpid()) - before
+        core = _core(everybody)
+        os.kill(core, signal.SIGSTOP)  # so that it serves nobody before it is killed
+        asking = engine.generate(request(1, prompt=5, output=200), Reply())
+        task = asyncio.create_task(asking)
+        await asyncio.sleep(0)
+        os.kill(core if part == "core" else min(everybody), signal.SIGKILL)
         async with asyncio.timeout(TIMEOUT_S):
             with pytest.raises(EngineError, match=r"The engine died|killed by SIGKILL"):
                 await task
@@ -168,6 +174,6 @@ def test_when_a_part_of_it_is_killed_whoever_asks_is_told_and_nothing_is_left(
     wait_until(lambda: not any(map(lives, family(os.getpid()) - before)))
 
 
-def _core(pids: list[int]) -> int:
+def _core(pids: set[int]) -> int:
     names = {pid: Path(f"/proc/{pid}/cmdline").read_text() for pid in pids}
     return next(pid for pid, name in names.items() if "EngineCore" in name)

@@ -2,14 +2,14 @@
 
 import pytest
 
+from tuner.engines import arguments as allowed
+from tuner.engines.arguments import TAKES
 from tuner.engines.seam import ArgumentValue
-from tuner.engines.vllm import allowed
-from tuner.engines.vllm.flags import TAKES
 
 
 @pytest.mark.attack
 def test_every_name_on_the_list_is_vllms() -> None:
-    assert allowed.NAMES - TAKES.keys() == set()
+    assert allowed.ALLOWED.keys() - TAKES.keys() == set()
 
 
 FLAG = "--tool-parser-plugin=./evil.py"
@@ -18,8 +18,7 @@ FLAG = "--tool-parser-plugin=./evil.py"
 @pytest.mark.attack
 @pytest.mark.parametrize("value", [FLAG, "", ["1", FLAG], [FLAG], ["a"], {FLAG: 1}, {"a": [FLAG]}])
 def test_no_value_is_or_hides_a_flag(value: ArgumentValue) -> None:
-    names = [*sorted(allowed.NAMES), "compilation_config", "load_format", "trust_remote_code"]
-    assert [name for name in names if allowed.is_allowed(name, value)] == []
+    assert [name for name in allowed.ALLOWED if allowed.is_allowed(name, value)] == []
 
 
 @pytest.mark.attack
@@ -35,8 +34,6 @@ def test_what_is_not_on_it_cannot_be_taken_away_either() -> None:
         ("allowed_local_media_path", "/"),
         ("api_key", ["attacker"]),
         ("compilation_config", {"backend": "evil.Backend"}),
-        ("compilation_config", {"cache_dir": "/srv"}),
-        ("compilation_config", {"pass_config": {"x": "evil.Pass"}}),
         ("hf_overrides", {"auto_map": {"AutoConfig": "evil.Config"}}),
         ("kv_transfer_config", {"kv_connector_module_path": "evil"}),
         ("load_format", "pt"),
@@ -59,8 +56,7 @@ def test_what_loads_code_opens_places_or_sends_data_is_not_on_it(
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("compilation_config", {"mode": 3, "pass_config": {"fuse_norm_quant": True}}),
-        ("compilation_config", {"cudagraph_mode": "FULL", "cudagraph_capture_sizes": [1, 2]}),
+        ("cudagraph_capture_sizes", [1, 2]),
         ("load_format", "dummy"),
         ("tokenizer_mode", "auto"),
         ("trust_remote_code", False),

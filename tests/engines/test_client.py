@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.completions import DONE, EMPTY_END, HEAD, TOKEN, Exchange, completions, usage
 from tuner.engines.seam import EngineRequest, Reply, RequestFailedError
-from tuner.engines.server.client import CompletionClient
+from tuner.engines.server import CompletionClient
 
 Answer = Callable[[Exchange], Coroutine[Any, Any, None]]
 Work = Callable[[CompletionClient], Coroutine[Any, Any, Any]]
@@ -18,7 +18,7 @@ KEY = 'sk-"a+b"/1234'
 
 def result_of(answer: Answer, work: Work, *, key: str | None = None) -> Any:  # noqa: ANN401 - what the work returns
     async def main(url: str) -> Any:  # noqa: ANN401
-        client = CompletionClient(url, {}, key=key)
+        client = CompletionClient(url, "m", {}, key=key)
         try:
             async with asyncio.timeout(20):
                 return await work(client)
@@ -86,7 +86,7 @@ async def half(exchange: Exchange) -> None:
 async def endless(exchange: Exchange) -> None:
     await exchange.send(HEAD)
     while not exchange.left.is_set():
-        await exchange.event(b": %b\n\n" % (b"x" * 10_000))
+        await exchange.event(b": %b" % (b"x" * 10_000))
 
 
 async def not_http(exchange: Exchange) -> None:
@@ -144,8 +144,8 @@ def test_where_nobody_listens_every_request_fails() -> None:
         pass
 
     async def main() -> None:
-        client = CompletionClient(url, {})
-        with pytest.raises(RequestFailedError, match="no connection"):
+        client = CompletionClient(url, "m", {})
+        with pytest.raises(RequestFailedError, match="ClientConnectorError"):
             await complete(client)
         await client.stop()
 
@@ -167,7 +167,7 @@ def test_a_request_that_is_given_up_closes_its_connection_and_keeps_what_had_com
     async def work(client: CompletionClient) -> Reply:
         reply = Reply()
         task = asyncio.create_task(client.complete(EngineRequest([1], 9), reply, name="r"))
-        while not client.reads:  # noqa: ASYNC110 - a reply tells nobody
+        while not client.outputs:  # noqa: ASYNC110 - a reply tells nobody
             await asyncio.sleep(0.01)
         if how == "cancelled":
             task.cancel()

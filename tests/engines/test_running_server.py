@@ -13,7 +13,7 @@ from tests.support.completions import DONE, HEAD, TOKEN, Exchange, completions, 
 from tuner.engines.paged import WARM_UPS
 from tuner.engines.sampling import GREEDY
 from tuner.engines.seam import UNKNOWN, Reply, RequestFailedError
-from tuner.engines.server.running import RunningEngine, RunningServer
+from tuner.engines.server import RunningServer
 from tuner.errors import EngineError
 
 Answer = Callable[[Exchange], Awaitable[None]]
@@ -22,7 +22,7 @@ REQUEST = request(1, prompt=5, output=4)
 
 def engine_of(
     answer: Answer,
-    work: Callable[[RunningEngine], Coroutine[Any, Any, Any]],
+    work: Callable[[RunningServer], Coroutine[Any, Any, Any]],
     **changes: Any,  # noqa: ANN401 - any field
 ) -> Any:  # noqa: ANN401 - what the work returns
     """Ask a server that answers its warm-up as it should, and then so."""
@@ -64,7 +64,7 @@ async def served(exchange: Exchange) -> None:
     await exchange.answer(exchange.body["max_tokens"])
 
 
-async def outcomes(engine: RunningEngine) -> list[str]:
+async def outcomes(engine: RunningServer) -> list[str]:
     """Ask on until the engine gives up; return what came of each request."""
     result = []
     while True:
@@ -94,7 +94,7 @@ def test_a_reply_that_ends_early_fails() -> None:
 
 
 def test_what_its_clients_do_not_see_is_not_known_and_not_zero() -> None:
-    async def work(engine: RunningEngine) -> tuple[Reply, int]:
+    async def work(engine: RunningServer) -> tuple[Reply, int]:
         return await generate(engine, REQUEST), len(await engine.iterations())
 
     reply, iterations = engine_of(served, work)

@@ -1,1 +1,0 @@
-"""A ``vllm serve`` of our own or somebody's, asked over HTTP."""
