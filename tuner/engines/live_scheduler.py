@@ -17,6 +17,7 @@ import re
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -234,22 +235,25 @@ class MeasuredScheduler(LiveScheduler):
         return (*counts, self._preemptions, self._lost_tokens, cached, prefill_context)
 
 
-def arguments_of(config: Any) -> dict[str, Any]:
-    """Return the engine arguments that a profile is compared with, as resolved."""
-    model, cache, parallel = config.model_config, config.cache_config, config.parallel_config
-    return {
-        "model": model.model,
-        "revision": model.revision,
-        "quantization": model.quantization and str(model.quantization),
-        "kv_cache_dtype": str(cache.cache_dtype),
-        "tensor_parallel_size": parallel.tensor_parallel_size,
-        "pipeline_parallel_size": parallel.pipeline_parallel_size,
-        "max_num_seqs": config.scheduler_config.max_num_seqs,
-        "max_num_batched_tokens": config.scheduler_config.max_num_batched_tokens,
-        "enable_prefix_caching": cache.enable_prefix_caching,
-        "max_model_len": model.max_model_len,
-        "block_size": cache.block_size,
-    }
+_ARGUMENTS = {
+    "model": "model_config.model",
+    "revision": "model_config.revision",
+    "quantization": "model_config.quantization",
+    "kv_cache_dtype": "cache_config.cache_dtype",
+    "tensor_parallel_size": "parallel_config.tensor_parallel_size",
+    "pipeline_parallel_size": "parallel_config.pipeline_parallel_size",
+    "max_num_seqs": "scheduler_config.max_num_seqs",
+    "max_num_batched_tokens": "scheduler_config.max_num_batched_tokens",
+    "enable_prefix_caching": "cache_config.enable_prefix_caching",
+    "max_model_len": "model_config.max_model_len",
+    "block_size": "cache_config.block_size",
+}
+"""Engine arguments that a profile is compared with → where vLLM's configuration has them."""
+
+
+def arguments_of(config: Any, places: Mapping[str, str] = _ARGUMENTS) -> dict[str, Any]:
+    """Return engine arguments as resolved."""
+    return {name: attrgetter(place)(config) for name, place in places.items()}
 
 
 _MODELED: Mapping[str, Mapping[str, object]] = {

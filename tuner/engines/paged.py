@@ -3,13 +3,11 @@
 import asyncio
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import count
 from typing import ClassVar
-
-import psutil
 
 from tuner.engines import devices, provenance
 from tuner.engines.page import SERVED, About, Page, name_of
@@ -57,7 +55,7 @@ class PagedEngine(ABC):
         """By the request's number: those that the log has still to complete."""
 
         self._in_flight = 0
-        self._watch = HangWatch(lambda: page.iterations, self._end, pids=lambda: processes.pids)
+        self._watch = HangWatch(lambda: page.iterations, self._end)
         self._cause: EngineError | None = None
         """Why tuner has ended it."""
 
@@ -160,8 +158,8 @@ class PagedEngine(ABC):
             raise cause
 
 
-def facts_of(resolved: Resolved, about: About, *, engine: str) -> EngineFacts:
-    """Return the facts of an engine that has started, but for how long that took.
+def facts_of(resolved: Resolved, about: About, *, engine: str, start_s: float = 0.0) -> EngineFacts:
+    """Return the facts of an engine that has started.
 
     Raises EngineError where it runs with something else than was resolved for it.
     """
@@ -180,7 +178,7 @@ def facts_of(resolved: Resolved, about: About, *, engine: str) -> EngineFacts:
         vocab_size=resolved.vocab_size,
         block_size=block_size,
         kv_blocks=about.kv_blocks,
-        start_s=0.0,
+        start_s=start_s,
         versions=provenance.versions(),
         device=devices.device_facts(),
         environment=provenance.environment(),
@@ -194,17 +192,11 @@ class HangWatch:
     """Ends an engine that has work and makes no progress for too long.
 
     ``progress`` returns a number that changes with every iteration or token; ``end`` ends the
-    engine, so that whoever waits for it gets the error; ``pids`` are its processes.
+    engine, so that whoever waits for it gets the error.
     """
 
-    def __init__(
-        self,
-        progress: Callable[[], int],
-        end: Callable[[StoodStillError], None],
-        *,
-        pids: Callable[[], Sequence[int]] = tuple,
-    ) -> None:
-        self._progress, self._end, self._pids = progress, end, pids
+    def __init__(self, progress: Callable[[], int], end: Callable[[StoodStillError], None]) -> None:
+        self._progress, self._end = progress, end
         self._at_first = progress()
         self._waiting = 0
         self._watching: asyncio.Task[None] | None = None
@@ -233,22 +225,11 @@ class HangWatch:
             looked_s = loop.time()
             if (now := self._progress()) != seen:
                 seen, still_s = now, 0.0
-        problem = f"The engine stands still: no iteration for {still_s:.0f} s with work waiting"
         self._end(
             StoodStillError(
-                f"{problem}{self._stopped()}",
+                f"The engine stands still: no iteration for {still_s:.0f} s with work waiting",
                 hint="See its log, and what the kernel and the driver say (dmesg); then tuner "
                 "resume.",
                 seconds=still_s,
             )
         )
-
-    def _stopped(self) -> str:
-        """Say which of its processes a signal has stopped."""
-        for pid in self._pids():
-            with suppress(psutil.Error):
-                process = psutil.Process(pid)
-                for each in (process, *process.children(recursive=True)):
-                    if each.status() == psutil.STATUS_STOPPED:
-                        return f": process {each.pid} was stopped by a signal"
-        return ""

@@ -8,10 +8,11 @@ import asyncio
 import queue
 import time
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from tuner.engines.page import About, Page
 from tuner.engines.paged import HangWatch, PagedEngine, facts_of
@@ -50,7 +51,7 @@ class Workers(PagedEngine):
     ) -> None:
         super().__init__(resolved, processes, page)
         self._starter, self._served, self._cache = starter, 0, 0
-        self._watch = HangWatch(lambda: self._served, self._end, pids=lambda: processes.pids)
+        self._watch = HangWatch(lambda: self._served, self._end)
         self._prompts, self._waiting = processes.Queue(), dict[str, "asyncio.Future[Output]"]()
 
     async def open(self) -> None:
@@ -75,8 +76,7 @@ class Workers(PagedEngine):
         block_size = self._resolved.arguments.get("block_size", 0)
         about = About(arguments={"block_size": block_size}, kv_blocks=0, unmodelled=[])
         start_s = asyncio.get_running_loop().time() - begun_s
-        facts = facts_of(self._resolved, about, engine=self.kind)
-        self.facts = replace(facts, start_s=start_s)
+        self.facts = facts_of(self._resolved, about, engine=self.kind, start_s=start_s)
 
     async def prepare(self, **_limits: int | None) -> None:
         """See the seam. Workers keep the limits that they were started with."""
@@ -144,12 +144,10 @@ def work(arguments: dict[str, Any], size: int, wait_s: float, prompts: Any, send
         if batch[0][0] != cache:
             llm.reset_prefix_cache()
             cache = batch[0][0]
-        begun_s, inputs, sampling = time.monotonic(), list[Any](), list[Any]()
-        for _, _, request in batch:
-            inputs.append({"prompt_token_ids": list(request.prompt_token_ids)})
-            sampling.append(llm.get_default_sampling_params())
-            sampling[-1].max_tokens, sampling[-1].ignore_eos = request.output_length, True
-            sampling[-1].detokenize = False
+        begun_s, usual = time.monotonic(), llm.get_default_sampling_params()
+        usual.ignore_eos, usual.detokenize = True, False
+        inputs = [{"prompt_token_ids": list(each.prompt_token_ids)} for _, _, each in batch]
+        sampling = [replace(usual, max_tokens=each.output_length) for _, _, each in batch]
         for each, output in zip(batch, llm.generate(inputs, sampling, use_tqdm=False), strict=True):
             result = {
                 "scheduled_s": begun_s,

@@ -173,8 +173,7 @@ def test_an_engine_that_is_stopped_for_a_while_goes_on_and_for_good_is_ended(
         (still,) = stalls(await engine.iterations())
         assert re.search(r"stood still for [345] s", still)
         os.kill(core, signal.SIGSTOP)
-        why = rf"stands still: no iteration for \d+ s .*: process {core} was stopped by a signal"
-        with pytest.raises(StoodStillError, match=why):
+        with pytest.raises(StoodStillError, match=r"stands still: no iteration for \d+ s"):
             await asking
         with pytest.raises(StoodStillError):
             await engine.iterations()

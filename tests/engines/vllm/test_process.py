@@ -78,10 +78,10 @@ def test_a_start_that_takes_too_long_is_given_up_with_its_last_words(
 ) -> None:
     monkeypatch.setattr(start, "START_ON_CPU_S", 0.1)
     processes = Processes(tmp_path / "vllm.log")
-    processes.log.path.write_text("loading\nweights\n")
+    processes.log.write_text("loading\nweights\n")
 
     async def starting() -> None:
-        async with start.started_in_time(processes.log):
+        async with start.started_in_time(processes):
             await asyncio.sleep(600)
 
     with pytest.raises(EngineError, match=r"not start within 0.1 s; its last words: weights"):
@@ -124,7 +124,7 @@ def test_a_failed_start_tells_the_root_cause_and_its_cure(
     tmp_path: Path, text: str, message: str, shown: str
 ) -> None:
     processes = Processes(tmp_path / "vllm.log")
-    processes.log.path.write_text(text)
+    processes.log.write_text(text)
     error = processes.failed_to_start(RuntimeError(message))
     assert shown in str(error)
     assert "Lower gpu_memory_utilization" in error.hint

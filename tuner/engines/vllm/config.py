@@ -18,7 +18,7 @@ from tuner.engines.models import shipped as models
 from tuner.engines.sampling import sampled
 from tuner.engines.seam import ArgumentValue
 from tuner.engines.vllm.process import refused
-from tuner.engines.vllm.start import Resolved
+from tuner.engines.vllm.start import Resolved, VllmStarter
 from tuner.errors import EngineError, TunerError, UsageError
 
 # Parsed as text
@@ -111,8 +111,15 @@ _OF_THE_SERVER = (
 _MEMORY = frozenset({"kv_cache_memory_bytes", "gpu_memory_utilization", "num_gpu_blocks_override"})
 """Arguments that say what an engine may take of the device's memory."""
 
-_GRAPHS = ("max_cudagraph_capture_size", "cudagraph_capture_sizes")
-"""Arguments that say which sizes of batches are captured as CUDA graphs."""
+_PINNED = {
+    "gpu_memory_utilization": "cache_config.gpu_memory_utilization",
+    "kv_cache_memory_bytes": "cache_config.kv_cache_memory_bytes",
+    "enable_chunked_prefill": "scheduler_config.enable_chunked_prefill",
+    "async_scheduling": "scheduler_config.async_scheduling",
+    "enforce_eager": "model_config.enforce_eager",
+    "seed": "model_config.seed",
+}
+"""What else a deployment must spell out → where vLLM's configuration has it."""
 
 _PRIVATE = frozenset({"download_dir", "hf_token", "served_model_name"})
 """Of one machine or one deployment; a profile leaves them out."""
@@ -145,32 +152,23 @@ def server_limits(
     config = _create({name: value for name, value in arguments.items() if name != "max_num_seqs"})
     fixed = {"max_num_batched_tokens": config.scheduler_config.max_num_batched_tokens}
     sizes = config.compilation_config.cudagraph_capture_sizes
-    compiled = arguments.get("compilation_config")
-    stated = {**arguments, **(compiled if isinstance(compiled, dict) else {})}
-    if sizes and all(stated.get(name) is None for name in _GRAPHS):
+    if sizes and "cudagraph_capture_size" not in str(arguments):  # nobody has stated any
         fixed["max_cudagraph_capture_size"] = max(sizes)
     return config.scheduler_config.max_num_seqs, fixed
 
 
-def configure(
-    stated: Mapping[str, ArgumentValue],
-    given: Mapping[str, ArgumentValue],
-    *,
-    ranks: int,
-    sampling: Mapping[str, float],
-) -> Resolved:
+def configure(starter: VllmStarter, given: Mapping[str, ArgumentValue]) -> Resolved:
     """Let vLLM resolve and check everything as its server would, without starting anything.
 
-    ``stated`` is what the user has stated, ``given`` that with its limits and what a shipped model
-    needs; ``ranks`` are those of a data-parallel server, of which this is one. Raises EngineError
-    with what vLLM has against it.
+    ``given`` is what the user has stated with its limits and what a shipped model needs. Raises
+    EngineError with what vLLM has against it.
     """
     config = _create(given)
-    model, scheduler = config.model_config, config.scheduler_config
-    if ranks > 1 and model.is_moe:
+    model, scheduler, stated = config.model_config, config.scheduler_config, starter.arguments
+    if starter.ranks > 1 and model.is_moe:
         raise EngineError(
-            f"data_parallel_size is {ranks}: ranks of a mixture of experts wait for each other, "
-            "and one alone shows nothing of that",
+            f"data_parallel_size is {starter.ranks}: ranks of a mixture of experts wait for each "
+            "other, and one alone shows nothing of that",
             hint="Tune it as tensor_parallel_size with data_parallel_size 1.",
         )
     active = getattr(scheduler, "max_num_active_seqs", None)  # since vLLM 0.31
@@ -194,7 +192,7 @@ def configure(
         max_model_len=model.max_model_len,
         vocab_size=_prompt_vocabulary(model),
         cautions=_cautions(config),
-        sampling=sampled(model.get_diff_sampling_param(), sampling),
+        sampling=sampled(model.get_diff_sampling_param(), starter.sampling or {}),
     )
 
 
@@ -226,20 +224,11 @@ def _create(arguments: Mapping[str, ArgumentValue]) -> Any:
 
 def _pinned(config: Any, arguments: Mapping[str, ArgumentValue]) -> dict[str, ArgumentValue]:
     """Return every argument that a deployment must spell out to run as ``config`` does."""
-    model, cache, scheduler = config.model_config, config.cache_config, config.scheduler_config
-    resolved = {
-        **arguments_of(config),
-        "model": arguments["model"],
-        "dtype": str(model.dtype).removeprefix("torch."),
-        "gpu_memory_utilization": cache.gpu_memory_utilization,
-        "kv_cache_memory_bytes": cache.kv_cache_memory_bytes,
-        "enable_chunked_prefill": scheduler.enable_chunked_prefill,
-        "async_scheduling": scheduler.async_scheduling,
-        "enforce_eager": model.enforce_eager,
-        "seed": model.seed,
-    }
+    resolved = arguments_of(config) | arguments_of(config, _PINNED)
+    resolved |= {"model": arguments["model"], "dtype": str(config.model_config.dtype)[6:]}  # torch.
     for name in ("revision", "quantization"):  # the model's own, unless stated
         del resolved[name]
+    cache = config.cache_config
     if not cache.user_specified_block_size:
         del resolved["block_size"]  # vLLM chooses it when the engine has started
     if cache.kv_cache_memory_bytes is not None:

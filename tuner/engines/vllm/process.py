@@ -102,7 +102,8 @@ class Processes:
     """
 
     def __init__(self, log: Path, variables: Mapping[str, str] = {}) -> None:
-        self.log, self.memory_before = Since(log), devices.memory_used()
+        self.log, self.memory_before = log, devices.memory_used()
+        self._begin = log.stat().st_size if log.exists() else 0
         is_forked = _server_has == {name: os.environ.get(name) for name in _READ_ON_LOADING}
         self._kind: type[_Process] = _ForkedProcess if is_forked else _SpawnedProcess
         self._base: Any = multiprocessing.get_context("forkserver" if is_forked else "spawn")
@@ -116,7 +117,7 @@ class Processes:
 
     def Process(self, **kwargs: Any) -> BaseProcess:  # noqa: ANN401, N802 - as in multiprocessing
         process = self._kind(**kwargs)
-        process.log, process.is_cancelled = self.log.path, self._is_ended
+        process.log, process.is_cancelled = self.log, self._is_ended
         ours = {name: value for name, value in os.environ.items() if name not in _OF_DEPLOYMENTS}
         process.environment = {**ours, **self._variables}
         self._started.append(process)
@@ -128,26 +129,30 @@ class Processes:
         process.start()
         return process
 
-    @property
-    def pids(self) -> list[int]:
-        return [process.pid for process in self._started if process.pid is not None]
+    def text(self) -> str:
+        """Return what they have logged; nothing where it cannot be read."""
+        with contextlib.suppress(OSError):
+            return self.log.read_bytes()[self._begin :].decode(errors="replace")
+        return ""
 
     def death(self) -> EngineError | None:
         """Return what the first that ended died of, while it served; None while all live."""
-        if (how := self._how_one_ended()) is None:
+        if (how := self._first_end()) is None:
             return None
-        reason = root_cause(self.log.text().partition(_FATAL)[2]) or how
-        return _failure("The engine died", reason, f"Read {self.log.path}.")
+        reason = root_cause(self.text().partition(_FATAL)[2]) or how
+        return _failure("The engine died", reason, f"Read {self.log}.")
 
     def failed_to_start(self, error: BaseException | None = None) -> EngineError:
-        """Return what to raise when they did not start: their log knows why, or the error, or the
-        log's last line."""
-        how, text = self._how_one_ended(), self.log.text()
-        killed = how if how and "killed" in how else None
-        reason = root_cause(text) or killed or (_message(error) if error else last_line(text))
-        return _failure("vLLM did not start", reason, f"Read {self.log.path}.")
+        """Return what to raise when they did not start: their log knows why, or how one ended, or
+        the error."""
+        how = self._first_end() or ""
+        if error is not None and "killed" not in how:
+            how = _message(error)
+        reason = root_cause(self.text()) or how
+        return _failure("vLLM did not start", reason, f"Read {self.log}.")
 
-    def _how_one_ended(self) -> str | None:
+    def _first_end(self) -> str | None:
+        """Return how the first of them ended."""
         for each in self._started:
             if (code := each.exitcode) is not None:
                 how = f"was killed by {signal.Signals(-code).name}" if code < 0 else "ended"
@@ -158,7 +163,7 @@ class Processes:
         """Wait until one has, but not for long: who loses a request may know of it earlier."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_GONE_S):
-                while self._how_one_ended() is None:  # noqa: ASYNC110 - a process gives no event
+                while self._first_end() is None:  # noqa: ASYNC110 - a process gives no event
                     await asyncio.sleep(_LOOK_S)
 
     def end(self) -> None:
@@ -209,20 +214,6 @@ def _die_with_parent() -> None:
 
 
 # Their log
-
-
-class Since:
-    """What is written to a log from now on."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._start = path.stat().st_size if path.exists() else 0
-
-    def text(self) -> str:
-        """Return it; nothing where it cannot be read."""
-        with contextlib.suppress(OSError):
-            return self.path.read_bytes()[self._start :].decode(errors="replace")
-        return ""
 
 
 def _redirect(log: Path) -> None:

@@ -103,9 +103,7 @@ class VllmStarter:
             if self._limits is None:
                 self._limits = config.server_limits(self.given)
             given = {**self.given, **self._limits[1], "max_num_seqs": max_num_seqs}
-            return config.configure(
-                self.arguments, given, ranks=self.ranks, sampling=self.sampling or {}
-            )
+            return config.configure(self, given)
 
     def server_max_num_seqs(self) -> tuple[int, bool]:
         """Return what a server takes that is started with these arguments and no word of tuner's,
@@ -125,7 +123,7 @@ class VllmStarter:
         processes = process.Processes(self.log, {VARIABLE: str(page.folder)})
         engine = self._engine(resolved, processes, page)
         try:
-            async with started_in_time(processes.log):
+            async with started_in_time(processes):
                 await engine.open()
             await engine.begin(begun_s)
         except BaseException as problem:
@@ -213,7 +211,7 @@ def set_variables(arguments: "Mapping[str, ArgumentValue]", log: Path) -> None:
 
 
 @contextlib.asynccontextmanager
-async def started_in_time(log: process.Since) -> "AsyncIterator[None]":
+async def started_in_time(processes: process.Processes) -> "AsyncIterator[None]":
     """Cancel a start that takes too long. Raises EngineError with vLLM's last words."""
     limit_s = START_ON_CPU_S if provenance.is_cpu_build() else START_S
     limit = asyncio.timeout(limit_s)
@@ -223,8 +221,8 @@ async def started_in_time(log: process.Since) -> "AsyncIterator[None]":
     except TimeoutError:
         if not limit.expired():
             raise
-        words = process.last_line(log.text())
+        words = process.last_line(processes.text())
         raise EngineError(
             f"vLLM did not start within {limit_s:g} s; its last words: {words}",
-            hint=f"Read {log.path}: it waits for a download, or a process of it hangs.",
+            hint=f"Read {processes.log}: it waits for a download, or a process of it hangs.",
         ) from None
