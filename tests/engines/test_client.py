@@ -63,7 +63,7 @@ def events(*pieces: bytes, every_s: float = 0.05, status: bytes = b"200 OK") -> 
     ids=range(6),
 )
 def test_a_reply_is_timed_as_it_is_read(answer: Answer, tokens: int, seen: int) -> None:
-    reply: Reply = result_of(answer, complete)
+    reply: Reply = result_of(answer, lambda client: complete(client, tokens))
     assert (reply.output_tokens, len(reply.seen_s)) == (tokens, seen)
     assert reply.seen_s == sorted(set(reply.seen_s))
 

@@ -11,6 +11,7 @@ import pytest
 
 from tests.engines.conftest import VLLM_CRAMPED, generate, request
 from tests.support import stub_serve
+from tests.support.builders import facts
 from tests.support.places import ROOT
 from tests.support.processes import TIMEOUT_S, cores, family, lives, wait_until
 from tuner.engines import server
@@ -24,6 +25,7 @@ import asyncio, sys
 from pathlib import Path
 from tests.engines.test_served import StubStarter
 from tests.support import stub_serve
+from tests.support.builders import facts
 from tuner.engines import server
 
 async def main():
@@ -46,15 +48,8 @@ class StubStarter(VllmStarter):
             "max_num_seqs": max_num_seqs,
             "max_num_batched_tokens": 64,
         }
-        return Resolved(
-            config=None,
-            arguments={"model": "m", **limits},
-            command={"model": "m", **limits},
-            max_model_len=1024,
-            vocab_size=1000,
-            cautions=[],
-            sampling={"temperature": 1.0},
-        )
+        known = facts(arguments={"model": "m", **limits}, sampling={"temperature": 1.0})
+        return Resolved(config=None, command={"model": "m", **limits}, facts=known)
 
 
 @pytest.fixture

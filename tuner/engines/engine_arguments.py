@@ -86,11 +86,15 @@ def _read(path: Path | None) -> dict[str, Setting]:
 
 
 def _override(text: str) -> Setting:
-    key, equals, written = text.partition("=")
-    key = key.strip().removeprefix("--")
+    key, equals, written = (part.strip() for part in text.partition("="))
+    key = key.removeprefix("--")
     if not equals or not key:
         raise UsageError(f"--set {text!r} is not KEY=VALUE", hint="As in --set block_size=32.")
-    setting = _setting(key, value_of(written.strip(), place="--set"), "--set", UsageError)
+    switch = {"true": True, "false": False}.get(written.lower())
+    value = typed(written) if switch is None else switch
+    if value == written and written[:1] in {"{", "["}:
+        raise UsageError(f"--set {text[:200]}: not JSON", hint="Check quotes.")
+    setting = _setting(key, value, "--set", UsageError)
     if (option := _OPTIONS.get(setting.name)) is not None:
         raise UsageError(f"--set {text}: is not set so", hint=f"Use {option}.")
     return setting
@@ -108,16 +112,3 @@ def _setting(key: str, value: ArgumentValue, place: str, error: type[TunerError]
     if is_off and isinstance(value, bool):
         value = not value
     return Setting(name, value, place, error)
-
-
-def value_of(text: str, *, place: str) -> ArgumentValue:
-    """Return a flag for true and false, a number, mapping or list for JSON, other text as it is.
-
-    Raises UsageError for what begins like JSON and is none.
-    """
-    if text.lower() in {"true", "false"}:
-        return text.lower() == "true"
-    value = typed(text)
-    if value == text and text[:1] in {"{", "["}:
-        raise UsageError(f"{place} …={text[:200]}: not JSON", hint="Check quotes.")
-    return value

@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import count
-from typing import ClassVar
 
-from tuner.engines import devices, provenance
+from tuner.engines import devices
 from tuner.engines.page import SERVED, About, Page, name_of
 from tuner.engines.seam import (
     STOPPED,
@@ -41,15 +40,10 @@ _LOOK_S = 0.002
 class PagedEngine(ABC):
     """An engine whose scheduler has a page. See the seam: tuner.engines.seam.Engine."""
 
-    kind: ClassVar[str]
-    """See EngineFacts.engine."""
-
-    facts: EngineFacts
-    """Once it has begun."""
-
     def __init__(self, resolved: Resolved, processes: Processes, page: Page) -> None:
         self._resolved, self._processes, self._page = resolved, processes, page
-        self._by_priority = resolved.arguments.get("scheduling_policy") == "priority"
+        self.facts = resolved.facts
+        self._by_priority = self.facts.arguments.get("scheduling_policy") == "priority"
         self._numbers = count(secrets.randbits(40))
         self._replies: dict[int, Reply] = {}
         """By the request's number: those that the log has still to complete."""
@@ -121,7 +115,7 @@ class PagedEngine(ABC):
 
     async def begin(self, begun_s: float) -> None:
         """Take its facts, and send the first requests, whose cost is not the others'."""
-        self.facts = facts_of(self._resolved, self._page.about(), engine=self.kind)
+        self.facts = _told(self.facts, self._page.about())
         length = min(WARM_UP_TOKENS, self.facts.max_model_len // 2)
         request = EngineRequest([1] * length, length)
         await asyncio.gather(*(self.generate(request, Reply()) for _ in range(WARM_UPS)))
@@ -158,32 +152,24 @@ class PagedEngine(ABC):
             raise cause
 
 
-def facts_of(resolved: Resolved, about: About, *, engine: str, start_s: float = 0.0) -> EngineFacts:
-    """Return the facts of an engine that has started.
+def _told(facts: EngineFacts, about: About) -> EngineFacts:
+    """Return the facts with what an engine tells once it has started.
 
     Raises EngineError where it runs with something else than was resolved for it.
     """
     for name, runs_with in about.arguments.items():
-        wanted = resolved.arguments.get(name, runs_with)
+        wanted = facts.arguments.get(name, runs_with)
         if name != "model" and runs_with != wanted:
             raise EngineError(
                 f"the engine runs with {name}={runs_with}, asked was for {wanted}",
                 hint="An environment variable of vLLM may say otherwise: read its log.",
             )
     block_size = int(about.arguments["block_size"])  # some know it after the start only
-    return EngineFacts(
-        engine=engine,
-        arguments={**resolved.arguments, "block_size": block_size},
-        max_model_len=resolved.max_model_len,
-        vocab_size=resolved.vocab_size,
+    return replace(
+        facts,
+        arguments={**facts.arguments, "block_size": block_size},
         block_size=block_size,
         kv_blocks=about.kv_blocks,
-        start_s=start_s,
-        versions=provenance.versions(),
-        device=devices.device_facts(),
-        environment=provenance.environment(),
-        sampling=resolved.sampling,
-        cautions=resolved.cautions,
         unmodelled=about.unmodelled,
     )
 

@@ -114,7 +114,7 @@ class CompletionClient:
                 if response.status != OK:
                     status = f"{response.status} {responses.get(response.status, '')}".strip()
                     raise self._refusal(status, await response.content.read(MOST_BYTES))
-                await self._read(response, reply)
+                await self._read(response, reply, request.output_length)
         except asyncio.CancelledError:
             if not self._is_stopped:
                 raise
@@ -125,8 +125,8 @@ class CompletionClient:
         finally:
             self._tasks.discard(task)
 
-    async def _read(self, response: aiohttp.ClientResponse, reply: Reply) -> None:
-        """Note the outputs of a stream of server-sent events, and what the server has counted."""
+    async def _read(self, response: aiohttp.ClientResponse, reply: Reply, length: int) -> None:
+        """Note the outputs of a stream of server-sent events, of which so many are to come."""
         clock, rest, usage = asyncio.get_running_loop().time, b"", None
         async for data in response.content.iter_any():
             now_s, tokens = clock(), 0
@@ -154,7 +154,9 @@ class CompletionClient:
                 "the stream ended without usage: how many tokens came is unknown"
             )
         reply.output_tokens = usage.completion_tokens
-        del reply.seen_s[reply.output_tokens :]  # some servers send their end by itself
+        if reply.output_tokens != length:
+            raise RequestFailedError(f"{reply.output_tokens} of {length} tokens")
+        del reply.seen_s[length:]  # some servers send their end by itself
 
     def _refusal(self, status: str, content: bytes) -> RequestFailedError:
         shown = "" if self._has_key else content.decode(errors="replace")
@@ -190,13 +192,11 @@ _LOOK_S = 0.1
 class ServedEngine(PagedEngine):
     """See the seam: tuner.engines.seam.Engine."""
 
-    kind = "serve"
-
     async def open(self) -> None:
         """Start the server with all that a profile's engine section says, at a socket."""
         command, socket = self._resolved.command, str(self._page.socket)
         self._client = CompletionClient(
-            "http://localhost", command["model"], self._resolved.sampling, socket=socket
+            "http://localhost", command["model"], self.facts.sampling or {}, socket=socket
         )
         words = [*words_of(command), "--uds", socket]
         self._server = self._processes.start("vllm serve", serve, words)
@@ -309,20 +309,16 @@ class RunningServer:
             for token in request.prompt_token_ids
         ]
         wanted = replace(request, prompt_token_ids=prompt, priority=0)
-        why = None
         try:
             with self._watch.over():
                 await self._client.complete(wanted, reply, name=secrets.token_hex(8))
-        except RequestFailedError as failed:
-            why = failed
-        if why is None and reply.output_tokens != request.output_length:
-            why = RequestFailedError(f"{reply.output_tokens} of {request.output_length} tokens")
-        self._failed_in_a_row = self._failed_in_a_row + 1 if why else 0
-        if why is not None and self._failed_in_a_row >= FAILED_IN_A_ROW:
-            what = f"{FAILED_IN_A_ROW} requests in a row failed, the last"
-            self._cause = self._cause or self._refuses(what, why)
-        if why is not None:
-            raise self._cause or why
+        except RequestFailedError as why:
+            self._failed_in_a_row += 1
+            if self._failed_in_a_row >= FAILED_IN_A_ROW:
+                what = f"{FAILED_IN_A_ROW} requests in a row failed, the last"
+                self._cause = self._cause or self._refuses(what, why)
+            raise self._cause or why from None
+        self._failed_in_a_row = 0
 
     async def prepare(self, **_limits: int | None) -> None:
         """See the seam. Its limits are not tuner's to change. Prompts from here on share nothing

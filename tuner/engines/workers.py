@@ -8,14 +8,14 @@ import asyncio
 import queue
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from msgspec.structs import replace
+from msgspec import structs
 
-from tuner.engines.page import About, Page
-from tuner.engines.paged import HangWatch, PagedEngine, facts_of
+from tuner.engines.page import Page
+from tuner.engines.paged import HangWatch, PagedEngine
 from tuner.engines.seam import ITERATION, EngineRequest, IterationLog, Reply, RequestFailedError
 from tuner.engines.vllm.process import Processes
 from tuner.engines.vllm.start import Resolved, VllmStarter
@@ -44,8 +44,6 @@ class WorkersStarter(VllmStarter):
 class Workers(PagedEngine):
     """See tuner.engines.seam.Engine. Whichever worker is free takes the next prompt."""
 
-    kind = "vllm"
-
     def __init__(
         self, resolved: Resolved, processes: Processes, page: Page, starter: WorkersStarter
     ) -> None:
@@ -73,10 +71,8 @@ class Workers(PagedEngine):
 
     async def begin(self, begun_s: float) -> None:
         """Take its facts."""
-        block_size = self._resolved.arguments.get("block_size", 0)
-        about = About(arguments={"block_size": block_size}, kv_blocks=0, unmodelled=[])
         start_s = asyncio.get_running_loop().time() - begun_s
-        self.facts = facts_of(self._resolved, about, engine=self.kind, start_s=start_s)
+        self.facts = replace(self.facts, start_s=start_s)
 
     async def prepare(self, **_limits: int | None) -> None:
         """See the seam. Workers keep the limits that they were started with."""
@@ -147,7 +143,7 @@ def work(arguments: dict[str, Any], size: int, wait_s: float, prompts: Any, send
         begun_s, usual = time.monotonic(), llm.get_default_sampling_params()
         usual.ignore_eos, usual.detokenize = True, False
         inputs = [{"prompt_token_ids": list(each.prompt_token_ids)} for _, _, each in batch]
-        sampling = [replace(usual, max_tokens=each.output_length) for _, _, each in batch]
+        sampling = [structs.replace(usual, max_tokens=each.output_length) for _, _, each in batch]
         for each, output in zip(batch, llm.generate(inputs, sampling, use_tqdm=False), strict=True):
             result = {
                 "scheduled_s": begun_s,

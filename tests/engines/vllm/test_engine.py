@@ -200,10 +200,11 @@ def test_tokens_are_drawn_by_the_generation_configuration_but_for_what_is_asked(
     starter = VllmStarter({"model": "tuner:tiny", **given}, sampling={"top_p": 0.5})
     resolved = starter.resolved(max_num_seqs=2)
     drawn = {"temperature": 1.0, "top_p": 0.5, "top_k": 20}
-    assert resolved.sampling == drawn
+    assert resolved.facts.sampling == drawn
     assert llm_arguments(starter, share=1.0)["override_generation_config"] == drawn
-    assert given.items() <= resolved.arguments.items()  # what a deployment needs stays its own
-    assert VllmStarter({"model": "tuner:tiny"}).resolved(max_num_seqs=2).sampling == {
+    # what a deployment needs stays its own
+    assert given.items() <= resolved.facts.arguments.items()
+    assert VllmStarter({"model": "tuner:tiny"}).resolved(max_num_seqs=2).facts.sampling == {
         "temperature": 1.0
     }
 
@@ -211,7 +212,7 @@ def test_tokens_are_drawn_by_the_generation_configuration_but_for_what_is_asked(
 def test_what_no_replay_shows_is_a_caution() -> None:
     drafts = {"method": "ngram", "num_speculative_tokens": 2}
     starter = VllmStarter({"model": "tuner:tiny", "speculative_config": drafts})
-    (caution,) = starter.resolved(max_num_seqs=2).cautions
+    (caution,) = starter.resolved(max_num_seqs=2).facts.cautions
     assert "drafts" in caution
 
 

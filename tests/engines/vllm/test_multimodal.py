@@ -43,7 +43,7 @@ def test_it_gets_its_tokenizer_and_no_prompt_holds_its_placeholder(tmp_path: Pat
         (tmp_path / name).write_text((Path(model_path("tuner:tiny")) / name).read_text())
     (tmp_path / "config.json").write_text(json.dumps(QWEN2_AUDIO))
     starter = VllmStarter({"model": str(tmp_path), "dtype": "float32", "load_format": "dummy"})
-    assert starter.resolved(max_num_seqs=2).vocab_size == SOUND
+    assert starter.resolved(max_num_seqs=2).facts.vocab_size == SOUND
     assert starter.resolved(max_num_seqs=2).config.model_config.skip_tokenizer_init is False
     text = VllmStarter({"model": "tuner:tiny"})
     assert text.resolved(max_num_seqs=2).config.model_config.skip_tokenizer_init is True

@@ -12,11 +12,12 @@ from vllm import AsyncEngineArgs, EngineArgs
 from vllm.usage.usage_lib import UsageContext
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
+from tuner.engines import devices, provenance
 from tuner.engines.arguments import OF_SERVER, Setting, command_line
 from tuner.engines.live_scheduler import arguments_of
 from tuner.engines.models import shipped as models
 from tuner.engines.sampling import sampled
-from tuner.engines.seam import ArgumentValue
+from tuner.engines.seam import ArgumentValue, EngineFacts
 from tuner.engines.vllm.process import refused
 from tuner.engines.vllm.start import Resolved, VllmStarter
 from tuner.errors import EngineError, TunerError, UsageError
@@ -140,14 +141,13 @@ _REFUSED = {
 }
 
 
-def server_limits(
+def _server_limits(
     arguments: Mapping[str, ArgumentValue],
 ) -> tuple[int, Mapping[str, ArgumentValue]]:
     """Return the server's own max_num_seqs where none is stated, and what is fixed for every cap:
     its token budget and largest CUDA graph.
 
-    vLLM moves both with max_num_seqs: between two caps several things would change at once. Raises
-    EngineError with what vLLM has against the arguments.
+    vLLM moves both with max_num_seqs: between two caps several things would change at once.
     """
     config = _create({name: value for name, value in arguments.items() if name != "max_num_seqs"})
     fixed = {"max_num_batched_tokens": config.scheduler_config.max_num_batched_tokens}
@@ -157,14 +157,16 @@ def server_limits(
     return config.scheduler_config.max_num_seqs, fixed
 
 
-def configure(starter: VllmStarter, given: Mapping[str, ArgumentValue]) -> Resolved:
+def configure(starter: VllmStarter, max_num_seqs: int) -> Resolved:
     """Let vLLM resolve and check everything as its server would, without starting anything.
 
-    ``given`` is what the user has stated with its limits and what a shipped model needs. Raises
-    EngineError with what vLLM has against it.
+    Raises EngineError with what vLLM has against it.
     """
-    config = _create(given)
-    model, scheduler, stated = config.model_config, config.scheduler_config, starter.arguments
+    if not starter.limits[0]:
+        starter.limits = _server_limits(starter.given)
+    given = {**starter.given, **starter.limits[1], "max_num_seqs": max_num_seqs}
+    config, stated = _create(given), starter.arguments
+    model, scheduler = config.model_config, config.scheduler_config
     if starter.ranks > 1 and model.is_moe:
         raise EngineError(
             f"data_parallel_size is {starter.ranks}: ranks of a mixture of experts wait for each "
@@ -185,15 +187,21 @@ def configure(starter: VllmStarter, given: Mapping[str, ArgumentValue]) -> Resol
         "model": models.model_path(str(arguments["model"])),
         "scheduler_cls": SCHEDULER,
     }
-    return Resolved(
-        config=config,
+    facts = EngineFacts(
+        engine="serve" if starter.is_served else "vllm",
         arguments=arguments,
-        command=command,
         max_model_len=model.max_model_len,
         vocab_size=_prompt_vocabulary(model),
+        block_size=0,
+        kv_blocks=0,
+        start_s=0.0,
         cautions=_cautions(config),
         sampling=sampled(model.get_diff_sampling_param(), starter.sampling or {}),
+        versions=provenance.versions(),
+        device=devices.device_facts(),
+        environment=provenance.environment(),
     )
+    return Resolved(config, command, facts)
 
 
 def _create(arguments: Mapping[str, ArgumentValue]) -> Any:
@@ -280,6 +288,6 @@ def for_llm(resolved: Resolved, *, share: float) -> dict[str, Any]:
     return {
         **arguments,
         "disable_log_stats": False,  # which hold the times of tokens
-        "override_generation_config": resolved.sampling,
+        "override_generation_config": resolved.facts.sampling,
         "skip_tokenizer_init": resolved.config.model_config.skip_tokenizer_init,
     }

@@ -31,7 +31,6 @@ class _Llm(AsyncLLM):
 class VllmEngine(PagedEngine):
     """See the seam: tuner.engines.seam.Engine."""
 
-    kind = "vllm"
     _llm: Any = None
 
     async def open(self) -> None:
@@ -74,7 +73,7 @@ class VllmEngine(PagedEngine):
                 ignore_eos=True,
                 detokenize=False,
                 output_kind=RequestOutputKind.DELTA,
-                **self._resolved.sampling,
+                **(self.facts.sampling or {}),
             )
             async for output in self._llm.generate(
                 prompt, parameters, name, priority=request.priority

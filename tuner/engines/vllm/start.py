@@ -22,7 +22,7 @@ from tuner.system import files
 if TYPE_CHECKING:
     from tuner.engines.arguments import Setting
     from tuner.engines.paged import PagedEngine
-    from tuner.engines.seam import ArgumentValue
+    from tuner.engines.seam import ArgumentValue, EngineFacts
 
 START_ON_CPU_S = 600.0
 START_S = 3600.0
@@ -38,19 +38,11 @@ class Resolved:
     config: "Any"
     """vLLM's VllmConfig."""
 
-    arguments: "dict[str, ArgumentValue]"
-    """All of them by vLLM's names, as resolved: what a deployment needs to run the same."""
-
     command: "dict[str, ArgumentValue]"
     """The arguments of ``vllm serve``, by vLLM's names, ``model`` among them."""
 
-    max_model_len: int
-    vocab_size: int
-    cautions: list[str]
-    """What it can do and no replay asks for."""
-
-    sampling: dict[str, float]
-    """How tokens are drawn while it is measured."""
+    facts: "EngineFacts"
+    """What is known of the engine before it has started."""
 
 
 @functools.cache
@@ -83,8 +75,8 @@ class VllmStarter:
     is_served: bool = False
     """Whether each runs behind a ``vllm serve`` of its own, and not in this process."""
 
-    _limits: "tuple[int, Mapping[str, ArgumentValue]] | None" = None
-    """See config.server_limits."""
+    limits: "tuple[int, Mapping[str, ArgumentValue]]" = (0, {})
+    """The server's own max_num_seqs, and what is the same for every cap: once resolved."""
 
     @property
     def given(self) -> "Mapping[str, ArgumentValue]":
@@ -93,27 +85,20 @@ class VllmStarter:
 
     def resolve(self, *, max_num_seqs: int) -> "Mapping[str, ArgumentValue]":
         """See the seam. The first call imports vLLM, which takes ten seconds and more."""
-        return self.resolved(max_num_seqs=max_num_seqs).arguments
+        return self.resolved(max_num_seqs=max_num_seqs).facts.arguments
 
     def resolved(self, *, max_num_seqs: int) -> Resolved:
         """Return what an engine is started with. Imports vLLM."""
         with _vllm(self.arguments, self.log):
-            from tuner.engines.vllm import config  # noqa: PLC0415 - imports vLLM
+            from tuner.engines.vllm.config import configure  # noqa: PLC0415 - imports vLLM
 
-            if self._limits is None:
-                self._limits = config.server_limits(self.given)
-            given = {**self.given, **self._limits[1], "max_num_seqs": max_num_seqs}
-            return config.configure(self, given)
+            return configure(self, max_num_seqs)
 
     def server_max_num_seqs(self) -> tuple[int, bool]:
         """Return what a server takes that is started with these arguments and no word of tuner's,
-        and whether they state it; vLLM's own default here where they do not."""
+        and whether they state it; vLLM's own default here where they do not, once resolved."""
         stated = self.arguments.get("max_num_seqs")
-        if isinstance(stated, int):
-            return stated, True
-        self.resolved(max_num_seqs=1)
-        assert self._limits is not None
-        return self._limits[0], False
+        return (stated, True) if isinstance(stated, int) else (self.limits[0], False)
 
     async def start(self, *, max_num_seqs: int) -> "PagedEngine":
         """See the seam. Failed or cancelled, nothing is left behind."""
