@@ -58,7 +58,7 @@ def client(folder: Path) -> dict[str, float]:
 async def streamed(folder: Path) -> dict[str, float]:
     trace = load(ROOT / "traces" / "chat.jsonl")
     starter = VllmStarter(
-        {"model": MODEL, "enable_prefix_caching": False}, folder / "log", is_served=True
+        {"model": MODEL, "enable_prefix_caching": False}, folder / "log", kind="serve"
     )
     engine = await starter.start(max_num_seqs=CAP)
     try:

@@ -66,7 +66,7 @@ def starter(kind: str, *, cramped: bool) -> tuple[Starter, asyncio.Runner]:
         machine = world(blocks=12, block_size=32) if cramped else world(blocks=300, block_size=128)
         return SimStarter(machine), asyncio.Runner(loop_factory=VirtualTimeLoop)
     arguments = VLLM_CRAMPED if cramped else VLLM_ROOMY
-    return VllmStarter(arguments, is_served=kind == "serve"), asyncio.Runner()
+    return VllmStarter(arguments, kind=kind), asyncio.Runner()
 
 
 def started(kind: str, *, cramped: bool) -> Iterator[StartedEngine]:

@@ -139,19 +139,6 @@ def test_of_a_server_that_has_the_key_no_word_is_shown() -> None:
         assert str(caught.value) in {"401 Unauthorized", "it reports an error"}
 
 
-def test_where_nobody_listens_every_request_fails() -> None:
-    with completions(half) as url:
-        pass
-
-    async def main() -> None:
-        client = CompletionClient(url, "m", {})
-        with pytest.raises(RequestFailedError, match="ClientConnectorError"):
-            await complete(client)
-        await client.stop()
-
-    asyncio.run(main())
-
-
 @pytest.mark.parametrize("how", ["cancelled", "stopped"])
 def test_a_request_that_is_given_up_closes_its_connection_and_keeps_what_had_come(
     how: str,

@@ -30,7 +30,7 @@ from tuner.engines import server
 
 async def main():
     server.serve = stub_serve.serve
-    engine = await StubStarter({"model": "m"}, Path(sys.argv[1]), is_served=True).start(
+    engine = await StubStarter({"model": "m"}, Path(sys.argv[1]), kind="serve").start(
         max_num_seqs=2
     )
     print("up", flush=True)
@@ -55,7 +55,7 @@ class StubStarter(VllmStarter):
 @pytest.fixture
 def starter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StubStarter:
     monkeypatch.setattr(server, "serve", stub_serve.serve)
-    return StubStarter({"model": "m"}, tmp_path / "serve.log", is_served=True)
+    return StubStarter({"model": "m"}, tmp_path / "serve.log", kind="serve")
 
 
 def test_a_server_is_started_at_a_socket_of_its_own_and_stopped_twice(starter: StubStarter) -> None:
@@ -139,7 +139,7 @@ def test_no_value_becomes_a_flag_of_the_server(arguments: dict[str, ArgumentValu
 def test_when_a_part_of_it_is_killed_whoever_asks_is_told_and_nothing_is_left(
     tmp_path: Path, part: str
 ) -> None:
-    starter = VllmStarter(VLLM_CRAMPED, tmp_path / "v.log", is_served=True)
+    starter = VllmStarter(VLLM_CRAMPED, tmp_path / "v.log", kind="serve")
     starter.resolve(max_num_seqs=2)  # which starts what imports vLLM ahead, once for all tests
     before = family(os.getpid()) | cores()
 

@@ -10,19 +10,19 @@ import pytest
 from tests.engines.conftest import generate, request
 from tests.support.processes import cores, lives
 from tuner.engines.seam import ArgumentValue
-from tuner.engines.workers import WorkersStarter
+from tuner.engines.vllm.start import VllmStarter
 from tuner.errors import EngineError
 
 pytestmark = pytest.mark.vllm
 
 
-def starter(log: Path, workers: int, **changes: ArgumentValue) -> WorkersStarter:
+def starter(log: Path, workers: int, **changes: ArgumentValue) -> VllmStarter:
     base: dict[str, ArgumentValue] = {
         "model": "tuner:tiny",
         "max_model_len": 1024,
         "max_num_batched_tokens": 512,
     }
-    return WorkersStarter({**base, **changes}, log, workers=workers)
+    return VllmStarter({**base, **changes}, log, kind="workers", workers=workers)
 
 
 @pytest.mark.alone

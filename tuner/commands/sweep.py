@@ -225,7 +225,7 @@ def swept(job: Job) -> Swept:
     with kept(book), ExitStack() as stack:
         if isinstance(starter, VllmStarter):
             starter.log = book.run_dir / "vllm.log"
-            confirming = replace(starter, is_served=True)
+            confirming = replace(starter, kind="serve")
         if (port := options.metrics_port) is not None:
             progress.exporter = stack.enter_context(closing(Exporter(port)))
         for warning in job.warnings:

@@ -140,7 +140,7 @@ def _fresh(options: VerifyOptions, profile: ServingProfile) -> tuple[Starter, Re
         check_machine(profile, machine)
     starter = machine.starter(profile.engine)
     if isinstance(starter, VllmStarter) and is_behind_server(options, profile):
-        starter = replace(starter, is_served=True)
+        starter = replace(starter, kind="serve")
     return starter, machine.read
 
 

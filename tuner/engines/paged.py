@@ -19,7 +19,7 @@ from tuner.engines.seam import (
     RequestFailedError,
 )
 from tuner.engines.vllm.process import Processes
-from tuner.engines.vllm.start import Resolved
+from tuner.engines.vllm.start import Resolved, VllmStarter
 from tuner.errors import EngineError, StoodStillError
 
 WARM_UPS = 8
@@ -40,8 +40,11 @@ _LOOK_S = 0.002
 class PagedEngine(ABC):
     """An engine whose scheduler has a page. See the seam: tuner.engines.seam.Engine."""
 
-    def __init__(self, resolved: Resolved, processes: Processes, page: Page) -> None:
-        self._resolved, self._processes, self._page = resolved, processes, page
+    def __init__(
+        self, starter: VllmStarter, resolved: Resolved, processes: Processes, page: Page
+    ) -> None:
+        self._starter, self._resolved = starter, resolved
+        self._processes, self._page = processes, page
         self.facts = resolved.facts
         self._by_priority = self.facts.arguments.get("scheduling_policy") == "priority"
         self._numbers = count(secrets.randbits(40))

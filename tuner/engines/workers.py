@@ -8,17 +8,14 @@ import asyncio
 import queue
 import time
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from msgspec import structs
 
-from tuner.engines.page import Page
 from tuner.engines.paged import HangWatch, PagedEngine
 from tuner.engines.seam import ITERATION, EngineRequest, IterationLog, Reply, RequestFailedError
-from tuner.engines.vllm.process import Processes
-from tuner.engines.vllm.start import Resolved, VllmStarter
 
 _LOOK_S = 0.01
 _READY, _WARM_UP = "ready", EngineRequest([1] * 8, 8)
@@ -28,29 +25,15 @@ Output = dict[str, Any]
 """Fields of a reply, in seconds of the monotonic clock that processes share."""
 
 
-@dataclass(slots=True)
-class WorkersStarter(VllmStarter):
-    """Starts so many workers on one device, each with its share of the memory, that serve ``size``
-    requests together, or as many as come within ``wait_s`` of the first."""
-
-    workers: int = 1
-    size: int = 1
-    wait_s: float = 0.0
-
-    def _engine(self, resolved: Resolved, processes: Processes, page: Page) -> PagedEngine:
-        return Workers(resolved, processes, page, self)
-
-
 class Workers(PagedEngine):
     """See tuner.engines.seam.Engine. Whichever worker is free takes the next prompt."""
 
-    def __init__(
-        self, resolved: Resolved, processes: Processes, page: Page, starter: WorkersStarter
-    ) -> None:
-        super().__init__(resolved, processes, page)
-        self._starter, self._served, self._cache = starter, 0, 0
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
+        self._served = self._cache = 0
         self._watch = HangWatch(lambda: self._served, self._end)
-        self._prompts, self._waiting = processes.Queue(), dict[str, "asyncio.Future[Output]"]()
+        self._prompts = self._processes.Queue()
+        self._waiting = dict[str, "asyncio.Future[Output]"]()
 
     async def open(self) -> None:
         """Start one after the other, each of which measures what the one before has left, and let

@@ -147,15 +147,15 @@ def test_when_the_engine_is_killed_whoever_asks_is_told(tmp_path: Path) -> None:
 
 @pytest.mark.alone
 @pytest.mark.long
-@pytest.mark.parametrize("is_served", [False, True])
+@pytest.mark.parametrize("kind", ["vllm", "serve"])
 def test_an_engine_that_is_stopped_for_a_while_goes_on_and_for_good_is_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_served: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     monkeypatch.setattr(paged, "HANG_S", 6.0)
     before, named_before = cores(), named_cores()
 
     async def main() -> None:
-        starter = VllmStarter(VLLM_CRAMPED, tmp_path / "vllm.log", is_served=is_served)
+        starter = VllmStarter(VLLM_CRAMPED, tmp_path / "vllm.log", kind=kind)
         engine = await starter.start(max_num_seqs=2)
         (core,) = named_cores() - named_before or cores() - before
         first = Reply()

@@ -40,17 +40,6 @@ def prepared(
     return done.stdout.splitlines()
 
 
-@pytest.mark.parametrize(
-    ("set_by_the_user", "method"),
-    [({}, "spawn"), ({"VLLM_WORKER_MULTIPROC_METHOD": "fork"}, "fork")],
-)
-def test_workers_are_spawned_as_the_server_spawns_them(
-    set_by_the_user: dict[str, str], method: str
-) -> None:
-    """``vllm serve`` spawns them unless told otherwise; an engine in a program would fork them."""
-    assert prepared("", set_by_the_user, without=["VLLM_WORKER_MULTIPROC_METHOD"]) == [method]
-
-
 def test_sockets_get_a_path_that_linux_takes_in_a_folder_of_a_long_name_too(tmp_path: Path) -> None:
     """Linux takes 107 bytes."""
     deep = tmp_path / ("d" * 90)

@@ -188,7 +188,7 @@ def configure(starter: VllmStarter, max_num_seqs: int) -> Resolved:
         "scheduler_cls": SCHEDULER,
     }
     facts = EngineFacts(
-        engine="serve" if starter.is_served else "vllm",
+        engine=starter.kind,
         arguments=arguments,
         max_model_len=model.max_model_len,
         vocab_size=_prompt_vocabulary(model),

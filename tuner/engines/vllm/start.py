@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 from tuner.engines import provenance
@@ -29,6 +30,13 @@ START_S = 3600.0
 """With an accelerator: weights of hundreds of GB are read and graphs captured."""
 
 _STARTS = count()
+
+_KINDS = {
+    "vllm": "tuner.engines.vllm.engine:VllmEngine",
+    "serve": "tuner.engines.server:ServedEngine",
+    "workers": "tuner.engines.workers:Workers",
+}
+"""Engines that are started with vLLM's arguments; the first imports vLLM."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +80,14 @@ class VllmStarter:
     sampling: Mapping[str, float] | None = None
     """What counts more than the model's generation configuration."""
 
-    is_served: bool = False
-    """Whether each runs behind a ``vllm serve`` of its own, and not in this process."""
+    kind: str = "vllm"
+    """``serve``: each behind a ``vllm serve`` of its own; ``workers``: see there."""
+
+    workers: int = 1
+    size: int = 1
+    wait_s: float = 0.0
+    """So many workers on one device, each with its share of the memory, serve so many requests
+    together, or as many as come within this time of the first."""
 
     limits: "tuple[int, Mapping[str, ArgumentValue]]" = (0, {})
     """The server's own max_num_seqs, and what is the same for every cap: once resolved."""
@@ -106,7 +120,7 @@ class VllmStarter:
         resolved = await asyncio.to_thread(self.resolved, max_num_seqs=max_num_seqs)
         page = Page(_folder() / f"page-{next(_STARTS)}")
         processes = process.Processes(self.log, {VARIABLE: str(page.folder)})
-        engine = self._engine(resolved, processes, page)
+        engine: PagedEngine = resolve_name(_KINDS[self.kind])(self, resolved, processes, page)
         try:
             async with started_in_time(processes):
                 await engine.open()
@@ -121,17 +135,6 @@ class VllmStarter:
                 ) from problem
             raise
         return engine
-
-    def _engine(
-        self, resolved: Resolved, processes: process.Processes, page: Page
-    ) -> "PagedEngine":
-        if self.is_served:
-            from tuner.engines.server import ServedEngine  # noqa: PLC0415
-
-            return ServedEngine(resolved, processes, page)
-        from tuner.engines.vllm.engine import VllmEngine  # noqa: PLC0415 - imports vLLM
-
-        return VllmEngine(resolved, processes, page)
 
 
 def parse(settings: "Sequence[Setting]", *, model: str) -> "dict[str, ArgumentValue]":
@@ -156,7 +159,7 @@ def _vllm(arguments: "Mapping[str, ArgumentValue]", log: Path) -> "Iterator[None
         )
     set_variables(arguments, log)
     with process.silent(log):
-        provenance.check_vllm_once()
+        provenance.check_vllm()
         try:
             yield
         except ImportError as error:

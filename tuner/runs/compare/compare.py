@@ -13,7 +13,6 @@ import numpy as np
 
 from tuner.engines.seam import Starter
 from tuner.engines.vllm.start import VllmStarter
-from tuner.engines.workers import WorkersStarter
 from tuner.errors import UsageError
 from tuner.profile.evidence import twin_of
 from tuner.profile.profile import ServingProfile
@@ -132,16 +131,15 @@ class Comparison:
             starter, size = question.base, UNTUNED
         elif isinstance(question.base, VllmStarter) and approach.workers:
             size = approach.batch
-            starter = WorkersStarter(
-                question.base.arguments,
-                question.base.log,
-                sampling=question.base.sampling,
+            starter = replace(
+                question.base,
+                kind="workers",
                 workers=approach.workers,
                 size=size,
                 wait_s=approach.wait_s,
             )
         elif isinstance(starter, VllmStarter) and approach.name == SERVER:
-            starter = replace(starter, is_served=True)
+            starter = replace(starter, kind="serve")
         purpose = f"{approach.name} {block}"
         title = f"block {block + 1}: starting {approach.title}"
         tried = Tried(
