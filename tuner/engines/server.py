@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from http.client import responses
+from multiprocessing.process import BaseProcess
 from typing import Annotated, Any
 
 import aiohttp
@@ -191,13 +192,15 @@ _LOOK_S = 0.1
 class ServedEngine(PagedEngine):
     """See the seam: tuner.engines.seam.Engine."""
 
+    _server: BaseProcess | None = None
+
     async def open(self) -> None:
         """Start the server with all that a profile's engine section says, at a socket."""
         command, socket = self._resolved.command, str(self._page.socket)
+        words = [*words_of(command), "--uds", socket]
         self._client = CompletionClient(
             "http://localhost", command["model"], self.facts.sampling or {}, socket=socket
         )
-        words = [*words_of(command), "--uds", socket]
         self._server = self._processes.start("vllm serve", serve, words)
         while not await self._client.is_healthy():
             if self._processes.death() is not None:
@@ -213,9 +216,10 @@ class ServedEngine(PagedEngine):
             raise
 
     async def _close(self) -> None:
-        await self._client.stop()
-        self._server.terminate()
-        await asyncio.to_thread(self._server.join, STOP_S)
+        if self._server is not None:
+            await self._client.stop()
+            self._server.terminate()
+            await asyncio.to_thread(self._server.join, STOP_S)
 
 
 def serve(words: Sequence[str]) -> None:

@@ -252,10 +252,11 @@ def _prompt_vocabulary(model: Any) -> int:
     A multimodal model takes some ids for an image or a sound that should have come along. They
     stand near the end of its vocabulary, or below 16, where no prompt of ours goes.
     """
-    named = getattr(model.hf_config, "__dict__", {})
-    ids = [value for name, value in named.items() if _PLACEHOLDER.fullmatch(name)]
-    ids = [value for value in ids if isinstance(value, int) and value >= _NEVER_SENT]
-    return int(min([model.get_vocab_size(), *ids]))
+    ids = [int(model.get_vocab_size())]
+    for name, value in vars(model.hf_config).items():
+        if _PLACEHOLDER.fullmatch(name) and isinstance(value, int) and value >= _NEVER_SENT:
+            ids.append(value)
+    return min(ids)
 
 
 def _cautions(config: Any) -> list[str]:
@@ -280,11 +281,9 @@ def for_llm(resolved: Resolved, *, share: float) -> dict[str, Any]:
     """Return what ``vllm.LLM`` is called with to run the same, with a share of the memory."""
     known = {field.name for field in dataclasses.fields(EngineArgs)}
     known.remove("scheduler_cls")  # it has no page
-    arguments = {name: value for name, value in resolved.command.items() if name in known}
+    arguments: dict[str, Any] = {k: v for k, v in resolved.command.items() if k in known}
     for name in _MEMORY & arguments.keys():
-        value = arguments[name]
-        assert isinstance(value, int | float)
-        arguments[name] = type(value)(value * share)
+        arguments[name] = type(arguments[name])(arguments[name] * share)
     return {
         **arguments,
         "disable_log_stats": False,  # which hold the times of tokens
