@@ -31,7 +31,7 @@ ENGINE = {
     "enable_prefix_caching": True,
     "enforce_eager": False,
     "kv_cache_dtype": "auto",
-    "compilation_config": {"mode": 3, "pass_config": {"fuse_norm_quant": True}},
+    "cudagraph_capture_sizes": [1, 2],
 }
 
 

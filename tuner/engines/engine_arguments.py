@@ -36,13 +36,11 @@ def engine_arguments(
             hint="Give --model NAME, or --model tuner:tiny to try tuner without a download.",
         )
     settings |= {setting.name: setting for setting in map(_override, overrides)}
-    tokenizer = settings.get("tokenizer")
-    for what, value in (("model", chosen), ("tokenizer", tokenizer and tokenizer.value)):
-        if str(value or "").startswith("-"):
-            raise InputError(
-                f"the {what} {value!r} begins with a hyphen: vllm serve would take it for a flag",
-                hint="Give the name of a model, or a path that begins with ./ or /.",
-            )
+    if chosen.startswith("-"):
+        raise InputError(
+            f"the model {chosen!r} begins with a hyphen: vllm serve would take it for a flag",
+            hint="Give the name of a model, or a path that begins with ./ or /.",
+        )
     read = vllm.parse(list(settings.values()), model=chosen) if settings else {}
     return {"model": chosen, **read}
 

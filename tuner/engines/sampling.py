@@ -43,8 +43,8 @@ def faults(sampling: Sampling) -> Iterator[str]:
     """Yield what is no parameter of sampling.
 
     >>> list(faults({"temperature": 0.7, "n": 2.0}))
-    ['n 2 is no parameter of sampling']
+    ['n is no parameter of sampling']
     """
     for name, value in sampling.items():
         if name not in _NAMES or not math.isfinite(value):
-            yield f"{name} {value:g} is no parameter of sampling"
+            yield f"{name} is no parameter of sampling"

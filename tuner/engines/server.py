@@ -100,7 +100,7 @@ class CompletionClient:
             "max_tokens": request.output_length,
             "stream": True,
             "stream_options": {"include_usage": True},
-            **({"priority": request.priority} if request.priority else {}),
+            "priority": request.priority,
         }
         content = msgspec.json.encode(body)  # a long prompt takes milliseconds
         reply.sent_s = asyncio.get_running_loop().time()
