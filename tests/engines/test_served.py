@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from multiprocessing import resource_tracker
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ from tuner.errors import EngineError
 
 TUNER = """
 import asyncio, sys
+from multiprocessing import resource_tracker
 from pathlib import Path
 from tests.engines.test_served import StubStarter
 from tests.support import stub_serve
@@ -141,6 +143,7 @@ def test_when_a_part_of_it_is_killed_whoever_asks_is_told_and_nothing_is_left(
 ) -> None:
     starter = VllmStarter(VLLM_CRAMPED, tmp_path / "v.log", kind="serve")
     starter.resolve(max_num_seqs=2)  # which starts what imports vLLM ahead, once for all tests
+    resource_tracker.ensure_running()
     before = family(os.getpid()) | cores()
 
     async def killed(engine: Engine) -> None:

@@ -42,7 +42,7 @@ _READ_ON_LOADING = ("LD_PRELOAD", "OMP_NUM_THREADS")
 _OF_DEPLOYMENTS = frozenset({SOCKET, "VLLM_API_KEY"})
 """Variables that may be set for a deployed server: no engine of ours is to have them."""
 
-_GONE_S, _LOOK_S = 10.0, 0.1
+_GONE_S, _LOOK_S = 20.0, 0.1
 """Time after a failed request within which a process may turn out to have ended."""
 
 _server_has: dict[str, str | None] = {}
@@ -181,13 +181,13 @@ def preload(log: Path) -> None:
     that is added here. Should vLLM decide otherwise (vllm/platforms/cpu.py), or the user, then
     Processes sees the difference and spawns.
     """
-    if _server_has or "LD_PRELOAD" in os.environ:
+    if _server_has:
         return
     specs = map(importlib.util.find_spec, ("torch", "vllm"))
     torch, vllm = (Path(str(spec and spec.origin)).parent for spec in specs)
     gomp = [*torch.parent.glob("torch.libs/libgomp*.so*"), *torch.glob("lib/libgomp*.so*")]
     libraries = [*sorted(vllm.glob("libs/libtcmalloc*.so*"))[:1], *gomp[:1]]
-    os.environ["LD_PRELOAD"] = ":".join(map(str, libraries))
+    os.environ.setdefault("LD_PRELOAD", ":".join(map(str, libraries)))
     forkserver.set_forkserver_preload(_PRELOAD)
     with output_to(log):
         forkserver.ensure_running()
