@@ -81,7 +81,8 @@ class Workers(PagedEngine):
         reply.seen_s.append(asyncio.get_running_loop().time())
 
     async def _output(self, name: str) -> Output:
-        waiting = self._waiting[name] = asyncio.get_running_loop().create_future()
+        waiting: asyncio.Future[Output] = asyncio.get_running_loop().create_future()
+        self._waiting[name] = waiting
         return await waiting
 
     def _read(self, pipe: Any) -> None:
