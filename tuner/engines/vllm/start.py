@@ -202,13 +202,10 @@ def set_variables(arguments: "Mapping[str, ArgumentValue]", log: Path) -> None:
 async def started_in_time(processes: process.Processes) -> "AsyncIterator[None]":
     """Cancel a start that takes too long. Raises EngineError with vLLM's last words."""
     limit_s = START_ON_CPU_S if provenance.is_cpu_build() else START_S
-    limit = asyncio.timeout(limit_s)
     try:
-        async with limit:
+        async with asyncio.timeout(limit_s):
             yield
     except TimeoutError:
-        if not limit.expired():
-            raise
         words = process.last_line(processes.text())
         raise EngineError(
             f"vLLM did not start within {limit_s:g} s; its last words: {words}",
