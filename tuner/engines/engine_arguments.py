@@ -74,8 +74,6 @@ def _read(path: Path | None) -> dict[str, Setting]:
     root = yaml_strict.compose(text, source=str(path), error=InputError)
     for key, node in root.value if root is not None else ():
         value = yaml_strict.construct(node, source=str(path), error=InputError)
-        if not (value is None or isinstance(value, str | int | float | list | dict)):
-            value = str(value)  # vLLM gets dates and the like as texts
         if value is not False and value != []:
             place = f"{path}:{key.start_mark.line + 1}"
             setting = _setting(str(key.value), value, place, InputError)

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from tuner.engines.arguments import WITHOUT_NEGATIVE, ArgumentValue, command_line
-from tuner.engines.paged import WARM_UP_TOKENS, WARM_UPS, HangWatch, PagedEngine
+from tuner.engines.paged import WARM_UP_TOKENS, WARM_UPS, PagedEngine
 from tuner.engines.sampling import Sampling
 from tuner.engines.seam import (
     ITERATION,
@@ -31,7 +31,9 @@ from tuner.errors import EngineError
 
 # Their client
 
-CONNECT_S = 10.0
+CONNECT_S, SILENCE_S = 10.0, 600.0
+"""The longest time until a server takes a connection, and that it sends nothing to a request."""
+
 HEALTH_S = 1.0
 
 MOST_BYTES = 2**16
@@ -69,10 +71,6 @@ class CompletionClient:
     ) -> None:
         self._url, self._has_key = url, bool(key)
         self._body = {**sampling, "model": model, "ignore_eos": True}  # it sets nothing else
-        self._tasks, self._is_stopped = set["asyncio.Task[Any]"](), False
-        self.outputs = 0
-        """How often output came."""
-
         unix = aiohttp.UnixConnector(socket, limit=0) if socket else None
         self._session = aiohttp.ClientSession(
             connector=unix or aiohttp.TCPConnector(limit=0),
@@ -81,7 +79,7 @@ class CompletionClient:
                 "Content-Type": "application/json",
                 **({"Authorization": f"Bearer {key}"} if key else {}),
             },
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
+            timeout=aiohttp.ClientTimeout(None, sock_connect=CONNECT_S, sock_read=SILENCE_S),
             auto_decompress=False,
             cookie_jar=aiohttp.DummyCookieJar(),
         )
@@ -89,11 +87,8 @@ class CompletionClient:
     async def complete(self, request: EngineRequest, reply: Reply, *, name: str) -> None:
         """Send, and fill ``reply`` while its stream comes.
 
-        Cancelling closes the connection. Raises RequestFailedError, also once the client stops.
+        Cancelling closes the connection. Raises RequestFailedError.
         """
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
         body = {
             **self._body,
             "prompt": list(request.prompt_token_ids),
@@ -115,15 +110,8 @@ class CompletionClient:
                     status = f"{response.status} {responses.get(response.status, '')}".strip()
                     raise self._refusal(status, await response.content.read(MOST_BYTES))
                 await self._read(response, reply, request.output_length)
-        except asyncio.CancelledError:
-            if not self._is_stopped:
-                raise
-            task.uncancel()
-            raise RequestFailedError("its client was stopped") from None
         except (aiohttp.ClientError, OSError, ValueError, RuntimeError) as problem:
             raise RequestFailedError(f"the connection broke: {type(problem).__name__}") from None
-        finally:
-            self._tasks.discard(task)
 
     async def _read(self, response: aiohttp.ClientResponse, reply: Reply, length: int) -> None:
         """Note the outputs of a stream of server-sent events, of which so many are to come."""
@@ -148,7 +136,6 @@ class CompletionClient:
             if tokens:
                 reply.seen_s.append(now_s)
                 reply.output_tokens += tokens
-                self.outputs += 1
         if usage is None:
             raise RequestFailedError(
                 "the stream ended without usage: how many tokens came is unknown"
@@ -174,10 +161,7 @@ class CompletionClient:
         return False
 
     async def stop(self) -> None:
-        """Close every connection: its request fails. Twice is allowed."""
-        self._is_stopped = True
-        for task in self._tasks:
-            task.cancel()
+        """Close every connection. Twice is allowed."""
         await self._session.close()
 
 
@@ -217,9 +201,10 @@ class ServedEngine(PagedEngine):
 
     async def _close(self) -> None:
         if self._server is not None:
-            await self._client.stop()
             self._server.terminate()
             await asyncio.to_thread(self._server.join, STOP_S)
+            self._processes.end()  # so that whoever still waits is told
+            await self._client.stop()
 
 
 def serve(words: Sequence[str]) -> None:
@@ -290,11 +275,8 @@ class RunningServer:
     async def start(self, *, max_num_seqs: int) -> "RunningServer":
         """Start the client alone, and see that the server answers as one of completions does."""
         del max_num_seqs
-        client = CompletionClient(self.url, self.model, self.sampling, key=self.key)
-        self._client, self._shift = client, secrets.randbelow(VOCAB_SIZE)
-        self._cause: EngineError | None = None
-        self._failed_in_a_row = 0
-        self._watch = HangWatch(lambda: client.outputs, self._end)
+        self._client = CompletionClient(self.url, self.model, self.sampling, key=self.key)
+        self._failed_in_a_row, self._shift = 0, secrets.randbelow(VOCAB_SIZE)
         try:
             await self._prove()
         except BaseException:
@@ -311,14 +293,13 @@ class RunningServer:
         ]
         wanted = replace(request, prompt_token_ids=prompt, priority=0)
         try:
-            with self._watch.over():
-                await self._client.complete(wanted, reply, name=secrets.token_hex(8))
+            await self._client.complete(wanted, reply, name=secrets.token_hex(8))
         except RequestFailedError as why:
             self._failed_in_a_row += 1
-            if self._failed_in_a_row >= FAILED_IN_A_ROW:
-                what = f"{FAILED_IN_A_ROW} requests in a row failed, the last"
-                self._cause = self._cause or self._refuses(what, why)
-            raise self._cause or why from None
+            if self._failed_in_a_row < FAILED_IN_A_ROW:
+                raise
+            what = f"{self._failed_in_a_row} requests in a row failed, the last"
+            raise self._refuses(what, why) from None
         self._failed_in_a_row = 0
 
     async def prepare(self, **_limits: int | None) -> None:
@@ -361,10 +342,6 @@ class RunningServer:
                 f"{counted:g}: several servers answer there, or others ask it too",
                 hint="Give the address of one server that serves nobody else.",
             )
-
-    def _end(self, cause: EngineError) -> None:
-        self._cause = cause
-        self._closing = asyncio.get_running_loop().create_task(self._client.stop())
 
     def _refuses(self, what: str, why: RequestFailedError) -> EngineError:
         hint = _HINTS.get(str(why)[:3], "Its own log says why.")
