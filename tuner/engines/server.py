@@ -185,7 +185,8 @@ class ServedEngine(PagedEngine):
         self._client = CompletionClient(
             "http://localhost", command["model"], self.facts.sampling or {}, socket=socket
         )
-        self._server = self._processes.start("vllm serve", serve, words)
+        self._server = self._processes.Process(name="vllm serve", target=serve, args=(words,))
+        self._server.start()
         while not await self._client.is_healthy():
             if self._processes.death() is not None:
                 raise self._processes.failed_to_start()
@@ -319,11 +320,10 @@ class RunningServer:
         """Send the first requests, whose cost is not the others', and see that they are answered
         token by token, and by the server whose counters we read. Raises EngineError."""
         before = await asyncio.to_thread(self.served)
-        first, *others = replies = [Reply() for _ in range(WARM_UPS)]
+        replies = [Reply() for _ in range(WARM_UPS)]
         wanted = EngineRequest(list(range(SPECIAL_IDS, 32)), WARM_UP_TOKENS)
         try:
-            await self.generate(wanted, first)
-            await asyncio.gather(*(self.generate(wanted, each) for each in others))
+            await asyncio.gather(*(self.generate(wanted, each) for each in replies))
         except RequestFailedError as why:
             raise self._refuses("the first request failed", why) from None
         if all(len(reply.seen_s) < 2 < reply.output_tokens for reply in replies):

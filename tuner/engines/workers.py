@@ -43,8 +43,8 @@ class Workers(PagedEngine):
         arguments = for_llm(self._resolved, share=1 / self._starter.workers)
         for _ in range(self._starter.workers):
             pipe, sender = self._processes.Pipe(duplex=False)
-            batching = (self._starter.size, self._starter.wait_s)
-            self._processes.start("the worker", work, arguments, *batching, self._prompts, sender)
+            args = (arguments, self._starter.size, self._starter.wait_s, self._prompts, sender)
+            self._processes.Process(name="the worker", target=work, args=args).start()
             sender.close()  # the worker's end closes the pipe
             asyncio.get_running_loop().add_reader(pipe, self._read, pipe)
             try:

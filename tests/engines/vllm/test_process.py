@@ -46,7 +46,8 @@ def test_a_process_is_ended_with_all_that_it_has_started_and_none_starts_after(
     monkeypatch.setenv("TUNER_LIVE_SOCKET", "/run/vllm/tuner.sock")
     log = tmp_path / "vllm.log"
     processes = Processes(log, {"OF_ITS_OWN": "1"})
-    first = processes.start("first", with_a_child)
+    first = processes.Process(name="first", target=with_a_child)
+    first.start()
     up(log)
     assert processes.death() is None
     assert first.pid is not None
@@ -57,7 +58,7 @@ def test_a_process_is_ended_with_all_that_it_has_started_and_none_starts_after(
     wait_until(lambda: not any(map(lives, everybody)))
     assert "first was killed by SIGKILL" in str(processes.death())
     with pytest.raises(RuntimeError, match="cancelled"):
-        processes.start("second", with_a_child)
+        processes.Process(name="second", target=with_a_child).start()
     text = log.read_text()
     assert "OF_ITS_OWN" in text
     assert "VLLM_API_KEY" not in text  # a deployment's
@@ -66,7 +67,9 @@ def test_a_process_is_ended_with_all_that_it_has_started_and_none_starts_after(
 
 def test_a_process_that_ends_says_why(tmp_path: Path) -> None:
     processes = Processes(tmp_path / "vllm.log")
-    processes.start("vllm serve", failing).join()
+    process = processes.Process(name="vllm serve", target=failing)
+    process.start()
+    process.join()
     assert processes.death() is not None
     why = processes.failed_to_start()
     assert str(why) == "vLLM did not start: the model is too large"

@@ -166,20 +166,14 @@ def configure(starter: VllmStarter, max_num_seqs: int) -> Resolved:
         starter.limits = _server_limits(starter.given)
     given = {**starter.given, **starter.limits[1], "max_num_seqs": max_num_seqs}
     config, stated = _create(given), starter.arguments
-    model, scheduler = config.model_config, config.scheduler_config
+    model = config.model_config
     if starter.ranks > 1 and model.is_moe:
         raise EngineError(
             f"data_parallel_size is {starter.ranks}: ranks of a mixture of experts wait for each "
             "other, and one alone shows nothing of that",
             hint="Tune it as tensor_parallel_size with data_parallel_size 1.",
         )
-    active = getattr(scheduler, "max_num_active_seqs", None)  # since vLLM 0.31
-    if active is not None and active < scheduler.max_num_seqs:  # 0.33: for the drafts of DFlash
-        raise EngineError(
-            f"max_num_seqs {scheduler.max_num_seqs}: vLLM lets in {active} at most",
-            hint=f"Give --ceiling {active}, or raise max_num_batched_tokens.",
-        )
-    scheduler.scheduler_cls = SCHEDULER
+    config.scheduler_config.scheduler_cls = SCHEDULER
     arguments = _pinned(config, given)
     command = {
         **arguments,

@@ -18,7 +18,7 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.context import ForkServerProcess, SpawnProcess
 from multiprocessing.process import BaseProcess
@@ -121,12 +121,6 @@ class Processes:
         ours = {name: value for name, value in os.environ.items() if name not in _OF_DEPLOYMENTS}
         process.environment = {**ours, **self._variables}
         self._started.append(process)
-        return process
-
-    def start(self, name: str, target: Callable[..., object], *args: object) -> BaseProcess:
-        """Start a process of this name, and return it."""
-        process = self.Process(name=name, target=target, args=args)
-        process.start()
         return process
 
     def text(self) -> str:
