@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
+from tuner.engines import provenance
 from tuner.engines.arguments import ArgumentValue
 from tuner.errors import InputError
 
@@ -42,10 +43,8 @@ def model_path(name: str) -> str:
     return str(Path(__file__).parent / name.removeprefix(_PREFIX))
 
 
-def with_defaults(
-    arguments: Mapping[str, ArgumentValue], *, on_cpu: bool
-) -> dict[str, ArgumentValue]:
+def with_defaults(arguments: Mapping[str, ArgumentValue]) -> dict[str, ArgumentValue]:
     """Return engine arguments with what a shipped model needs, where nothing else was asked for."""
     if not is_shipped(str(arguments["model"])):
         return dict(arguments)
-    return {**_NEEDED, **(_NEEDED_ON_CPU if on_cpu else {}), **arguments}
+    return {**_NEEDED, **(_NEEDED_ON_CPU if provenance.is_cpu_build() else {}), **arguments}

@@ -9,7 +9,6 @@ where forking us would not be. With an accelerator it is ``spawn``.
 
 import asyncio
 import contextlib
-import importlib.util
 import logging
 import multiprocessing
 import os
@@ -19,6 +18,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Iterator, Mapping
+from importlib import metadata
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.context import ForkServerProcess, SpawnProcess
 from multiprocessing.process import BaseProcess
@@ -177,10 +177,9 @@ def preload(log: Path) -> None:
     """
     if _server_has:
         return
-    specs = map(importlib.util.find_spec, ("torch", "vllm"))
-    torch, vllm = (Path(str(spec and spec.origin)).parent for spec in specs)
-    gomp = [*torch.parent.glob("torch.libs/libgomp*.so*"), *torch.glob("lib/libgomp*.so*")]
-    libraries = [*sorted(vllm.glob("libs/libtcmalloc*.so*"))[:1], *gomp[:1]]
+    site = Path(str(metadata.distribution("torch").locate_file("")))
+    gomp = [*site.glob("torch.libs/libgomp*.so*"), *site.glob("torch/lib/libgomp*.so*")]
+    libraries = [*sorted(site.glob("vllm/libs/libtcmalloc*.so*"))[:1], *gomp[:1]]
     os.environ.setdefault("LD_PRELOAD", ":".join(map(str, libraries)))
     forkserver.set_forkserver_preload(_PRELOAD)
     with output_to(log):

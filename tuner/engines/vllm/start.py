@@ -95,7 +95,7 @@ class VllmStarter:
     @property
     def given(self) -> "Mapping[str, ArgumentValue]":
         """The arguments that vLLM is given; all else is its own to choose. Read without vLLM."""
-        return models.with_defaults(self.arguments, on_cpu=provenance.is_cpu_build())
+        return models.with_defaults(self.arguments)
 
     def resolve(self, *, max_num_seqs: int) -> "Mapping[str, ArgumentValue]":
         """See the seam. The first call imports vLLM, which takes ten seconds and more."""
