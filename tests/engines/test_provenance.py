@@ -82,18 +82,3 @@ def test_variables_that_change_an_engine_are_kept_and_no_secret_or_place() -> No
         "VLLM_LOGGING_LEVEL": "DEBUG", "OMP_PLACES": "", "KMP_AFFINITY": "x" * 101,
     }  # fmt: skip
     assert provenance.environment({**kept, **others}) == kept
-
-
-def test_a_models_digest_follows_its_description_and_the_size_of_its_weights(
-    tmp_path: Path,
-) -> None:
-    (tmp_path / "config.json").write_text("{}")
-    (tmp_path / "model.safetensors").write_bytes(b"abc")
-    first = provenance.model_digest(str(tmp_path))
-    assert first is not None
-    assert first.startswith("sha256:")
-    assert first == provenance.model_digest(str(tmp_path))
-    (tmp_path / "config.json").write_text("[]")
-    second = provenance.model_digest(str(tmp_path))
-    (tmp_path / "model.safetensors").write_bytes(b"abcd")
-    assert len({first, second, provenance.model_digest(str(tmp_path))}) == 3

@@ -84,15 +84,6 @@ def test_after_five_failures_in_a_row_it_is_sent_no_more() -> None:
     assert "5 requests in a row failed, the last: 500" in last
 
 
-def test_a_reply_that_ends_early_fails() -> None:
-    async def early(exchange: Exchange) -> None:
-        await exchange.answer(exchange.body["max_tokens"] - 1)
-
-    *before, last = engine_of(early, outcomes)
-    assert before == ["failed"] * 4
-    assert "the last: 3 of 4 tokens" in last
-
-
 def test_what_its_clients_do_not_see_is_not_known_and_not_zero() -> None:
     async def work(engine: RunningServer) -> tuple[Reply, int]:
         return await generate(engine, REQUEST), len(await engine.iterations())
