@@ -250,7 +250,7 @@ _HINTS = {
 }
 
 
-@dataclass
+@dataclass(eq=False)
 class RunningServer:
     """A server that is not tuner's, asked and left as it is: a starter, whose engine it is itself.
 

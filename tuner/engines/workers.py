@@ -5,6 +5,7 @@ them."""
 # ruff: noqa: ANN401 - multiprocessing's and vLLM's objects are untyped here
 
 import asyncio
+import os
 import queue
 import time
 from contextlib import suppress
@@ -116,6 +117,7 @@ class Workers(PagedEngine):
 def work(arguments: dict[str, Any], size: int, wait_s: float, prompts: Any, sender: Any) -> None:
     """In the worker process: serve one batch after the other until it is ended, with an empty
     prefix cache where another one is meant than before."""
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     from vllm import LLM  # noqa: PLC0415 - in the worker process only
 
     llm = LLM(**arguments)

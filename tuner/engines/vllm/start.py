@@ -64,7 +64,7 @@ def default_log() -> Path:
     return _folder() / "vllm.log"
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class VllmStarter:
     """Starts vLLM engines that differ in ``max_num_seqs`` alone."""
 
