@@ -323,7 +323,8 @@ class RunningServer:
         replies = [Reply() for _ in range(WARM_UPS)]
         wanted = EngineRequest(list(range(SPECIAL_IDS, 32)), WARM_UP_TOKENS)
         try:
-            await asyncio.gather(*(self.generate(wanted, each) for each in replies))
+            await self.generate(wanted, replies[0])
+            await asyncio.gather(*(self.generate(wanted, each) for each in replies[1:]))
         except RequestFailedError as why:
             raise self._refuses("the first request failed", why) from None
         if all(len(reply.seen_s) < 2 < reply.output_tokens for reply in replies):
