@@ -116,5 +116,5 @@ def _capacity_rps(world: World, lengths: Ints) -> float:
     some = lengths[:400]
     burst = _traffic(np.zeros(len(some)), some)
     law, shape = step_law(world.step, CAPS[-1]), shape_of(world)
-    times_s = [simulate(burst, law, shape, max_num_seqs=cap).duration_s for cap in CAPS]
-    return len(some) / min(times_s)
+    replays = (simulate(burst, law, shape, max_num_seqs=cap) for cap in CAPS)
+    return len(some) / min(float(np.nanmax(each.requests["last_s"])) for each in replays)

@@ -30,13 +30,14 @@ from results import Promised, kept_promises, percentiles, table
 from tuner.engines.sim.world import step_law
 from tuner.profile import profile
 from tuner.profile.profile import ServingProfile
+from tuner.replay.records import e2el_s, met, ttft_s
 from tuner.trace.record import TraceHeader
 from tuner.trace.trace import Trace, TraceRequest, write
 from tuner.traffic.constants import HALF
 from tuner.traffic.slo import Slo
 from tuner.twin.decide import rule
 from tuner.twin.samples import loads_of
-from tuner.twin.simulation import Traffic, attainment, simulate
+from tuner.twin.simulation import Traffic, simulate
 
 SURE, HEADROOM, LOSS = 0.95, 1.25, 0.02
 OTHER_COPIES = 10_000
@@ -113,12 +114,12 @@ def result_of(job: tuple[int, str]) -> Result:
 def numbers(case: Case, traffic: Traffic, slo: Slo, cap: int) -> dict[str, float]:
     """Return what the machine does without noise, by the names of a promise's intervals."""
     law, shape = step_law(case.world.step, CAPS[-1]), shape_of(case.world)
-    replay = simulate(traffic, law, shape, max_num_seqs=cap)
-    times = percentiles(ttft=replay.ttft_s, tpot=replay.tpot_s, e2el=replay.e2el_s)
-    met = attainment(traffic, replay, slo)
-    served_s = replay.e2el_s[~np.isnan(replay.e2el_s)]
+    rows = simulate(traffic, law, shape, max_num_seqs=cap).requests
+    times = percentiles(ttft=ttft_s(rows), tpot=rows["tpot_s"], e2el=e2el_s(rows))
+    served_s = e2el_s(rows)[rows["outcome"] == "ok"]
     tail_s = float(np.quantile(served_s, 0.99)) if served_s.size else np.inf
-    return {"attainment": met, "tail_s": max(1e-9, tail_s), **times}
+    share = float(met(rows, slo).mean())
+    return {"attainment": share, "tail_s": max(1e-9, tail_s), **times}
 
 
 HEAD = ("machine", "true best", "within tolerance", "sure, and right", "loses with headroom",

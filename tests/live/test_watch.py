@@ -18,8 +18,7 @@ from tuner.live.prometheus import ServerMetrics, parse
 from tuner.live.watch import Watch
 from tuner.profile.evidence import StoredTwin, twin_of
 from tuner.profile.profile import ServingProfile
-from tuner.twin.front_end import FrontEnd
-from tuner.twin.simulation import Traffic
+from tuner.twin.simulation import FrontEnd, Traffic
 
 CAP, CAPS, RATE = 16, (4, 8, 16, 32), 5.0
 STORED_S = 300.0

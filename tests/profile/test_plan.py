@@ -13,9 +13,8 @@ from tuner.profile.plan import Fleet
 from tuner.profile.profile import SloSection
 from tuner.traffic.constants import START_SD
 from tuner.traffic.load import least_in_flight
-from tuner.twin.front_end import FrontEnd
 from tuner.twin.samples import Machine
-from tuner.twin.simulation import EngineShape, Traffic
+from tuner.twin.simulation import EngineShape, FrontEnd, Traffic
 
 SHAPE = EngineShape(
     max_num_batched_tokens=2048, block_size=16, kv_blocks=4000, max_model_len=10_000

@@ -11,6 +11,7 @@ from tuner.engines.scheduler.state import Floats, StepLaw
 from tuner.live.prometheus import ServerMetrics
 from tuner.profile.evidence import pack
 from tuner.profile.profile import ServingProfile
+from tuner.replay.records import ttft_s
 from tuner.traffic.slo import Slo
 from tuner.twin.decide import choose
 from tuner.twin.forecast import Forecast
@@ -42,8 +43,8 @@ class SimulatedServer:
 def simulated(traffic: Traffic, *, cap: int, slow_by: float = 1.0) -> SimulatedServer:
     """Serve the traffic on a machine that is so many times slower than LAW."""
     replay = simulate(traffic, LAW.slowed(slow_by), SHAPE, max_num_seqs=cap, log=True)
-    scheduled_s = traffic.arrival_s + replay.queue_s
-    first_s, last_s = traffic.arrival_s + replay.ttft_s, traffic.arrival_s + replay.e2el_s
+    rows = replay.requests
+    scheduled_s, first_s, last_s = rows["scheduled_s"], rows["first_s"], rows["last_s"]
     work = replay.iterations
     done_s, gaps = work["start_s"] + work["duration_s"], work["decode_seqs"].astype(float)
     one = np.ones(len(traffic))
@@ -52,7 +53,7 @@ def simulated(traffic: Traffic, *, cap: int, slow_by: float = 1.0) -> SimulatedS
         "num_requests_waiting": [(traffic.arrival_s, one), (scheduled_s, -one)],
         "generation_tokens_total": [(done_s, gaps), (first_s, one)],
         "request_success_total": [(last_s, one)],
-        "time_to_first_token_seconds_sum": [(first_s, replay.ttft_s)],
+        "time_to_first_token_seconds_sum": [(first_s, ttft_s(rows))],
         "time_to_first_token_seconds_count": [(first_s, one)],
         "inter_token_latency_seconds_sum": [(done_s, gaps * work["duration_s"])],
         "inter_token_latency_seconds_count": [(done_s, gaps)],

@@ -9,7 +9,7 @@ from tuner.engines.scheduler.state import StepLaw
 from tuner.traffic.constants import DRAWS
 from tuner.traffic.requirements import Requirement, parse_requirements
 from tuner.traffic.slo import Slo
-from tuner.twin.decide import Choice, choose, rule
+from tuner.twin.decide import Choice, broken, choose, nearest, rule
 from tuner.twin.law import FittedLaw, fit_law
 from tuner.twin.samples import Loads, loads_of
 from tuner.twin.simulation import EngineShape, Traffic, simulate
@@ -118,21 +118,20 @@ def required(*texts: str) -> Choice:
 
 def test_what_breaks_a_requirement_is_no_candidate() -> None:
     result = required("p95 tpot <= 10.7ms")  # 10 ms and 0.1 ms for each of up to 7 slots
-    assert result.bounds.broken(8)
+    assert broken(result.checks[8])
     assert (result.best, result.eligible) == (4, (1, 2, 4))
 
 
 def test_where_nothing_keeps_what_is_required_the_nearest_is_named() -> None:
     result = required("p95 tpot <= 1ms")
     assert (result.best, result.eligible) == (8, CAPS)
-    assert result.bounds.nearest() == 1
-    assert result.bounds.shown(1).startswith("p95 tpot <= 1ms (10.")
+    assert nearest(result.checks) == 1
+    assert broken(result.checks[1]).startswith("p95 tpot <= 1ms (at worst 10.")
 
 
 def test_bounds_are_of_each_load() -> None:
-    texts = ["attainment >= 90%", "attainment >= 90% at headroom", "goodput >= 5 req/s"]
-    today, raised, goodput = parse_requirements(texts, headroom=1.25)
-    numbers = required(*texts).bounds.of_cap
-    assert numbers[8][raised] < numbers[8][today]
-    assert numbers[8][today] > 0.95
-    assert numbers[8][goodput] == pytest.approx(5.5 * numbers[8][today])
+    texts = ("attainment >= 90%", "attainment >= 90% at headroom", "goodput >= 5 req/s")
+    today, raised, goodput = (each.at_worst or 0.0 for each in required(*texts).checks[8])
+    assert raised < today
+    assert today > 0.95
+    assert goodput == pytest.approx(5.5 * today)

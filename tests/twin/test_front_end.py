@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from tuner.engines.scheduler.state import StepLaw
-from tuner.replay.records import ProbeResult
-from tuner.twin.front_end import FrontEnd, fit_front_end
-from tuner.twin.simulation import EngineShape, Traffic, simulate
+from tuner.replay.records import ProbeResult, e2el_s, ttft_s
+from tuner.twin.check import fit_front_end
+from tuner.twin.simulation import EngineShape, FrontEnd, Traffic, simulate
 
 SHAPE = EngineShape(
     max_num_batched_tokens=2048, block_size=16, kv_blocks=4000, max_model_len=10_000
@@ -29,8 +29,9 @@ def test_what_probes_show_is_found() -> None:
 
 
 def test_clients_feel_both() -> None:
-    plain = simulate(TRAFFIC, LAW, SHAPE, max_num_seqs=8)
-    behind = simulate(TRAFFIC, LAW, SHAPE, max_num_seqs=8, front_end=FrontEnd(1.5, 0.3))
-    assert behind.tpot_s == pytest.approx(1.5 * plain.tpot_s)
-    assert behind.ttft_s == pytest.approx(0.3 + 1.5 * plain.ttft_s)
-    assert behind.e2el_s == pytest.approx(behind.ttft_s + 10 * behind.tpot_s)
+    plain = simulate(TRAFFIC, LAW, SHAPE, max_num_seqs=8).requests
+    front_end = FrontEnd(1.5, 0.3)
+    behind = simulate(TRAFFIC, LAW, SHAPE, max_num_seqs=8, front_end=front_end).requests
+    assert behind["tpot_s"] == pytest.approx(1.5 * plain["tpot_s"])
+    assert ttft_s(behind) == pytest.approx(0.3 + 1.5 * ttft_s(plain))
+    assert e2el_s(behind) == pytest.approx(ttft_s(behind) + 10 * behind["tpot_s"])

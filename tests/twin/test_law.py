@@ -48,7 +48,7 @@ def test_an_undisturbed_machine_gives_its_law_away() -> None:
     fitted = fit_law([log_of(1, 16)], max_num_seqs=16)
     assert relative_error(fitted.law) < 0.002
     assert fitted.law[1:] == pytest.approx(TRUE[1:], rel=0.05, abs=1e-9)
-    assert fitted.speed_sd == 0.002
+    assert fitted.speed_sd < 0.002
 
 
 def test_what_a_prompt_costs_that_comes_in_pieces_is_found() -> None:

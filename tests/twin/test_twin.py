@@ -8,13 +8,13 @@ import pytest
 
 from tests.support.builders import request
 from tuner.engines.scheduler.state import StepLaw
+from tuner.replay.records import e2el_s, met, queue_s, ttft_s
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.slo import Slo
 from tuner.twin.simulation import (
-    Clock,
     EngineShape,
     Traffic,
-    attainment,
+    clock_of,
     simulate,
     traffic_of,
 )
@@ -28,20 +28,21 @@ CACHING = replace(SHAPE, prefix_caching=True)
 def test_every_request_gets_its_times() -> None:
     traffic = Traffic.of([(0, 10, 3), (1.5, 10, 1)])
     replay = simulate(traffic, SECOND, SHAPE, max_num_seqs=1)
-    assert replay.ttft_s.tolist() == [1, 2.5]
-    assert replay.e2el_s.tolist() == [3, 2.5]
-    assert replay.queue_s.tolist() == [0, 1.5]
-    assert replay.tpot_s[0] == 1
-    assert math.isnan(replay.tpot_s[1])
-    assert (replay.duration_s, replay.running_peak) == (4, 1)
+    rows = replay.requests
+    assert ttft_s(rows).tolist() == [1, 2.5]
+    assert e2el_s(rows).tolist() == [3, 2.5]
+    assert queue_s(rows).tolist() == [0, 1.5]
+    assert rows["tpot_s"][0] == 1
+    assert math.isnan(rows["tpot_s"][1])
+    assert replay.running_peak == 1
 
 
 def test_what_the_engine_would_refuse_is_a_miss_and_blocks_nobody() -> None:
     traffic = Traffic.of([(0, 399, 2), (0, 500, 1), (0, 10, 1)])
-    replay = simulate(traffic, SECOND, SHAPE, max_num_seqs=4)
-    assert np.isnan(replay.e2el_s).tolist() == [False, True, True]
-    assert attainment(traffic, replay, Slo(e2el_s=99.0)) == pytest.approx(1 / 3)
-    assert np.nanmax(replay.e2el_s) == 1
+    rows = simulate(traffic, SECOND, SHAPE, max_num_seqs=4).requests
+    assert np.isnan(e2el_s(rows)).tolist() == [False, True, True]
+    assert met(rows, Slo(e2el_s=99.0)).tolist() == [True, False, False]
+    assert np.nanmax(e2el_s(rows)) == 1
 
 
 def test_traffic_is_what_production_served() -> None:
@@ -82,17 +83,16 @@ def test_cached_prompt_tokens_are_not_computed_but_the_last_one_is() -> None:
 
 
 def test_a_slow_machine_stretches_the_replay_while_it_is_slow() -> None:
-    clock = Clock.of_slowdown(np.array([1.0, 3.0]), begin_s=0.0, grid_s=2.0)
+    clock = clock_of(np.array([0.0, 2.0, 4.0]), 2 / np.array([1.0, 3.0]))
     replay = simulate(Traffic.of([(0, 1, 4)]), SECOND, SHAPE, max_num_seqs=1, clock=clock)
-    assert replay.ttft_s[0] == 1
-    assert replay.e2el_s[0] == pytest.approx(1 + 1 + 3 + 3)
+    assert ttft_s(replay.requests)[0] == 1
+    assert e2el_s(replay.requests)[0] == pytest.approx(1 + 1 + 3 + 3)
 
 
 def test_memory_and_preemptions_are_counted() -> None:
     shape = EngineShape(100, 1, 6, 6)
     replay = simulate(Traffic.of([(0, 3, 3), (0, 3, 3)]), SECOND, shape, max_num_seqs=2)
-    assert (replay.kv_usage_peak, replay.recomputed_tokens) == (1, 3)
-    assert replay.preemptions.tolist() == [0, 1]
+    assert (replay.kv_usage_peak, replay.preemptions) == (1, 1)
     assert 0.5 < replay.kv_usage_mean < 1
 
 

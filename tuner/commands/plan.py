@@ -31,7 +31,7 @@ def run(options: PlanOptions) -> None:
     fleet = _fleet(options, profile)
     cap, needed, here = fleet.cap, fleet.needed, _replicas(fleet.replicas)
     choice, table = fleet.choice(fleet.caps, fleet.replicas), _table(fleet, options.price)
-    checks, load = choice.bounds.checks(cap), fleet.load / profile.provenance.replicas
+    checks, load = choice.checks[cap], fleet.load / profile.provenance.replicas
     required, broken = list(map(str, checks)), [str(each) for each in checks if not each.kept]
     title = with_share(fleet.samples.middle("attainment", cap), f"max_num_seqs {cap} on {here}")
     if needed is None:

@@ -29,12 +29,12 @@ from tuner.profile.profile import (
 )
 from tuner.traffic.constants import LEAST_PART_S
 from tuner.traffic.slo import Slo
+from tuner.traffic.window import busiest_rows
 from tuner.twin.decide import Choice, choose
 from tuner.twin.forecast import Forecast
-from tuner.twin.front_end import FrontEnd
 from tuner.twin.law import prompt_s
 from tuner.twin.samples import Machine, loads_of
-from tuner.twin.simulation import EngineShape, Traffic
+from tuner.twin.simulation import EngineShape, FrontEnd, Traffic
 
 MOST_STORED = 4000
 MOST_UNPACKED = 16 * 2**20
@@ -96,7 +96,8 @@ def pack(view: Forecast) -> bytes:
     """Return the content of the file beside a profile of this twin."""
     fitted, traffic, length_s = view.fitted, view.traffic, view.length_s
     if len(traffic) > MOST_STORED:
-        traffic = traffic.busiest(MOST_STORED)
+        tokens = traffic.input_length + traffic.output_length
+        traffic = traffic.rows(busiest_rows(traffic.arrival_s, tokens, MOST_STORED))
         length_s = float(np.ptp(traffic.arrival_s))
     most = len(fitted.law.decode_s) - 1
     sizes = np.unique([0, *fitted.knots[fitted.knots < most], most])

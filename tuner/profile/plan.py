@@ -21,7 +21,7 @@ from tuner.profile.summary import promised
 from tuner.traffic.constants import DRAWS, EQUAL_ATTAINMENT
 from tuner.traffic.load import least_in_flight
 from tuner.traffic.requirements import Requirement
-from tuner.twin.decide import Choice, decide, rule
+from tuner.twin.decide import Choice, checks_of, decide, rule
 from tuner.twin.samples import Draw, Samples, ask, draws_of, loads_of, scaled
 from tuner.twin.simulation import Traffic
 
@@ -103,11 +103,11 @@ class Fleet:
         front_end = self.twin.machine.front_end
         laws = [Draw(law, front_end) for law in self.twin.laws[:DRAWS]]
         samples = self.ask(caps, laws, replicas, self.profile.promise.headroom)
-        return decide(samples, requirements=self.requirements)
+        return decide(samples, checks_of(self.requirements, samples))
 
     @cached_property
     def _draws(self) -> list[Draw]:
-        return draws_of(self.twin.laws[:DRAWS], self.twin.machine, [self.twin.traffic])
+        return draws_of(self.twin.laws[:DRAWS], self.twin.machine, self.twin.traffic)
 
     def _fewest(
         self, cap: int, draws: Sequence[Draw], requirements: Sequence[Requirement] = ()
@@ -119,7 +119,9 @@ class Fleet:
             ends = self.ask([cap], draws, replicas).ends("attainment", cap)
             if ends is None or ends[0] < self.target:
                 return False
-            return not requirements or not self.choice([cap], replicas).bounds.broken(cap)
+            if not requirements:
+                return True
+            return all(each.kept for each in self.choice([cap], replicas).checks[cap])
 
         counts = range(1, min(MOST_REPLICAS, math.ceil(MOST_TIMES * self.load)) + 1)
         place = bisect_left(counts, True, key=is_enough)

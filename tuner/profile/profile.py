@@ -167,7 +167,7 @@ class Admission(Section):
 
 
 class FrontEndSection(Section):
-    """The front end of the server that confirmed: see ``twin.front_end``."""
+    """The front end of the server that confirmed: see ``twin.simulation``."""
 
     contention: Limit
     delay_ms: Number

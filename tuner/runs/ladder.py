@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from tuner.traffic.constants import CONFIDENT, DRIFT_LIMIT, EQUAL_ATTAINMENT, HALF
 from tuner.twin.forecast import Forecast
-from tuner.twin.verdict import best_of, ladder_is_done, moved
+from tuner.twin.verdict import choice_by_windows, ladder_is_done, moved
 from tuner.twin.windows import Block, Trial, drift, pooled
 
 SHORT_REPLAY_S, SHORT_SHARE = 5.0, 1 / 12
@@ -95,7 +95,7 @@ def next_trial(blocks: Sequence[Block], *, ceiling: int) -> Trial | None:
         return Trial(rest[0], "ladder")
     curve = pooled(blocks)
     alive = {cap: numbers for cap, numbers in curve.items() if numbers.cut is None}
-    near = neighbors(best_of(alive), tuple(curve)) if alive else []
+    near = neighbors(choice_by_windows(blocks).best, tuple(curve)) if alive else []
     again = {block.trial.max_num_seqs for block in blocks if block.trial.purpose == "repeat"}
     for cap in sorted({*near} - again, reverse=True):
         return Trial(cap, "repeat")

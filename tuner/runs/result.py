@@ -37,10 +37,10 @@ from tuner.traffic.constants import KV_FULL, SPEED_SD_LIMIT
 from tuner.traffic.requirements import RequirementCheck
 from tuner.traffic.slo import Slo, holds
 from tuner.traffic.workload import keep_what_fits, slo_for, workload_of
-from tuner.twin.check import Check
+from tuner.twin.check import Number
 from tuner.twin.decide import OBJECTIVE
-from tuner.twin.front_end import FrontEnd
 from tuner.twin.samples import NUMBERS
+from tuner.twin.simulation import FrontEnd
 from tuner.twin.verdict import BEFORE_THAT, Verdict
 from tuner.twin.windows import never_binds
 
@@ -79,7 +79,7 @@ class SweepOutcome:
     with_headroom: Measurement | None
     """The same at ``headroom`` times the load."""
 
-    checked: Check | None
+    checked: tuple[Number, ...] | None
     """The twin against the confirming replay; None where nothing confirmed, or there is no twin."""
 
     front_end: FrontEnd | None
@@ -361,14 +361,13 @@ def _promise(outcome: SweepOutcome) -> Promise:
         checked = f"not confirmed: {why}; confirm it with tuner verify PROFILE --trace TRACE"
     elif outcome.checked is not None:
         checked = {
-            n.name: (n.predicted, max(0.0, n.low), n.high, n.measured)
-            for n in outcome.checked.numbers
+            n.name: (n.predicted, max(0.0, n.low), n.high, n.measured) for n in outcome.checked
         }
     if view is not None and samples is not None:
         for raised in [False, True] if samples.has_headroom else [False]:
             predicted.append(
                 Predicted(
-                    load=view.headroom if raised else 1.0,
+                    load=view.loads.headroom if raised else 1.0,
                     intervals=samples.intervals(cap, raised=raised, names=NUMBERS),
                     **_numbers(numbers_by_twin(view, samples, cap, raised=raised)),
                 )

@@ -194,7 +194,7 @@ def _promised(
     assert window is not None
     traffic = traffic_of(trial.requests, twin.shape, hash_block_size=question.trace_block_size)
     predicted = ask(
-        draws_of(twin.laws, twin.machine, [traffic]), Loads(traffic), (cap,), twin.shape,
+        draws_of(twin.laws, twin.machine, traffic), Loads(traffic), (cap,), twin.shape,
         question.slo, counted_from_s=window.start_s,
     )  # fmt: skip
     low = predicted.intervals(cap)["attainment"][0]

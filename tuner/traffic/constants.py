@@ -111,9 +111,6 @@ by 0.4 of what the log of an iteration does (study_worlds: 0.25 to 0.4)."""
 MIN_SPEED_SD = 0.002
 """No clock is steadier."""
 
-FAR_OUT = 3.5
-"""Standard deviations beyond which a block is another machine's."""
-
 MIN_ITERATIONS, FEWEST_ITERATIONS = 20, 5
 """Iterations that show where a knot of f lies; of the smallest batch size fewer do, because its
 neighbors are all on one side."""

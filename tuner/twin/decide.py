@@ -15,10 +15,10 @@ Most draws decide: of the model, or of the windows that were replayed.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from tuner.engines.scheduler.state import Floats, StepLaw
 from tuner.traffic.constants import (
@@ -35,18 +35,19 @@ from tuner.traffic.constants import (
 )
 from tuner.traffic.requirements import Requirement, RequirementCheck
 from tuner.traffic.slo import Slo
-from tuner.twin.front_end import FrontEnd
 from tuner.twin.samples import Draw, Loads, Samples, ask
-from tuner.twin.simulation import EngineShape
+from tuner.twin.simulation import EngineShape, FrontEnd
 
 OBJECTIVE = (
     "most requests within the SLO today, then the shortest p99 E2EL; of these most within the SLO "
     "with headroom, then the fewest slots"
 )
 
+Checks = Mapping[int, tuple[RequirementCheck, ...]]
+"""Cap → each requirement, and what is known of it there."""
 
-@dataclass(frozen=True, slots=True)
-class Ruling:
+
+class Ruling(NamedTuple):
     """What the rule says of caps, in ascending order along the last axis."""
 
     choice: NDArray[np.int64]
@@ -60,9 +61,9 @@ class Ruling:
 
 
 def rule(
-    shares: Any,  # noqa: ANN401 - what numpy takes for an array
-    tails_s: Any,  # noqa: ANN401
-    raised: Any = None,  # noqa: ANN401
+    attainment: ArrayLike,
+    tails_s: ArrayLike,
+    with_headroom: ArrayLike | None = None,
     *,
     requests: int | None = None,
 ) -> Ruling:
@@ -73,74 +74,58 @@ def rule(
     >>> rule([0.991, 0.992, 0.90], [1, 1, 1]).choice.item()
     0
     """
-    shares, tails = np.asarray(shares, float), np.log(np.maximum(1e-9, np.asarray(tails_s, float)))
+    shares, tails = np.asarray(attainment, float), np.asarray(tails_s, float)
     tails = np.where(np.isnan(tails), np.inf, tails)
-    few = 0.0 if not requests else FEW_REQUESTS_APART / requests
+    few = FEW_REQUESTS_APART / (requests or np.inf)
     equal, good = max(EQUAL_ATTAINMENT, few), max(GOOD_ATTAINMENT, few)
     kept = shares >= shares.max(-1, keepdims=True) - equal
     shortest = np.where(kept, tails, np.inf).min(-1, keepdims=True)
-    candidates = kept & (tails <= shortest + math.log(EQUAL_TAIL))
-    enough, nearly = candidates, np.ones_like(candidates)
-    if raised is not None:
-        raised = np.asarray(raised, float)
-        most = np.where(candidates, raised, -np.inf).max(-1, keepdims=True)
-        lost = most < HALF
-        enough = candidates & (lost | (raised >= most - equal))
-        nearly = lost | (raised >= most - good)
-    choice = np.argmax(enough, axis=-1)
+    candidates = kept & (tails <= shortest * EQUAL_TAIL)
+    raised = np.zeros_like(shares) if with_headroom is None else np.asarray(with_headroom, float)
+    most = np.where(candidates, raised, -np.inf).max(-1, keepdims=True)
+    lost = most < HALF
+    choice = np.argmax(candidates & (lost | (raised >= most - equal)), axis=-1)
     share, tail = (np.take_along_axis(each, choice[..., None], -1) for each in (shares, tails))
-    right = (shares >= share - GOOD_ATTAINMENT) & (tails <= tail + math.log(GOOD_TAIL)) & nearly
-    return Ruling(choice, candidates, right)
+    right = (shares >= share - GOOD_ATTAINMENT) & (tails <= tail * GOOD_TAIL)
+    return Ruling(choice, candidates, right & (lost | (raised >= most - good)))
 
 
-class Bounds:
-    """The requirements, and how far each cap is sure to keep them.
-
-    A cap keeps a requirement when 95 % of the draws do: its *bound* is their quantile on the bad
-    side.
-    """
-
-    def __init__(self, requirements: Sequence[Requirement], samples: Samples) -> None:
-        self.of_cap = {
-            cap: {each: _bound(each, samples, cap) for each in requirements} for cap in samples.caps
-        }
-
-    def eligible(self) -> tuple[int, ...]:
-        """Return the caps that may be chosen: those that break nothing, or all where none does."""
-        return tuple(cap for cap in self.of_cap if not self.broken(cap)) or tuple(self.of_cap)
-
-    def broken(self, cap: int) -> list[Requirement]:
-        """Return what a cap breaks, the worst first."""
-        bounds = self.of_cap[cap]
-        broken = [each for each, value in bounds.items() if not each.is_met_by(value)]
-        return sorted(broken, key=lambda each: -each.miss(bounds[each]))
-
-    def nearest(self) -> int:
-        """Return the cap that misses least what it misses most; the smallest of equals."""
-        misses = {
-            cap: max((each.miss(value) for each, value in bounds.items()), default=0.0)
-            for cap, bounds in self.of_cap.items()
-        }
-        return min(misses, key=lambda cap: (misses[cap], cap))
-
-    def checks(self, cap: int) -> tuple[RequirementCheck, ...]:
-        """Return what is known of each at a cap."""
-        return tuple(RequirementCheck.of(each, value) for each, value in self.of_cap[cap].items())
-
-    def shown(self, cap: int) -> str:
-        """Return what a cap breaks, worst first: "p99 ttft <= 500ms (612 ms)"."""
-        bounds = self.of_cap[cap]
-        return ", ".join(f"{each} ({each.shown(bounds[each])})" for each in self.broken(cap))
+# What is required
 
 
-def _bound(each: Requirement, samples: Samples, cap: int) -> float:
-    """Return the number that 95 % of the draws stay on the good side of. A draw in which nothing
-    came to that (NaN) breaks it."""
-    raised = each.at_headroom and samples.has_headroom
-    share = BAD_SIDE if each.is_at_most else 1 - BAD_SIDE
-    return float(
-        np.quantile(samples.column(each.number, cap, raised=raised), share, method="weibull")
-    )
+def checks_of(requirements: Sequence[Requirement], samples: Samples) -> Checks:
+    """Return for each cap the number that 95 % of the draws stay on the good side of. A draw in
+    which nothing came to that (NaN) breaks a requirement."""
+
+    def bound(each: Requirement, cap: int) -> float:
+        raised = each.at_headroom and samples.has_headroom
+        column = samples.column(each.number, cap, raised=raised)
+        share = BAD_SIDE if each.is_at_most else 1 - BAD_SIDE
+        return float(np.quantile(column, share, method="weibull"))
+
+    return {
+        cap: tuple(RequirementCheck.of(each, bound(each, cap)) for each in requirements)
+        for cap in samples.caps
+    }
+
+
+def broken(checks: Sequence[RequirementCheck]) -> str:
+    """Return what a cap breaks, the worst first: "p99 ttft <= 500ms (at worst 612 ms)"."""
+    worst = sorted(checks, key=_miss, reverse=True)
+    return ", ".join(str(each) for each in worst if not each.kept)
+
+
+def nearest(checks: Checks) -> int:
+    """Return the cap that misses least what it misses most; the smallest of equals."""
+    return min(checks, key=lambda cap: max(map(_miss, checks[cap])))
+
+
+def _miss(check: RequirementCheck) -> float:
+    known = [each for each in (check.at_worst, check.measured) if each is not None]
+    return max(map(check.requirement.miss, known), default=math.inf)
+
+
+# The choice
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +133,7 @@ class Choice:
     """The choice between caps, and how sure it is."""
 
     samples: Samples
-    bounds: Bounds
+    checks: Checks
     eligible: tuple[int, ...]
     """Caps that keep what is required, or all where none does."""
 
@@ -169,57 +154,48 @@ class Choice:
         return self.rightness[self.best]
 
 
-def decide(
-    samples: Samples,
-    *,
-    requirements: Sequence[Requirement] = (),
-    requests: int | None = None,
-) -> Choice:
+def decide(samples: Samples, checks: Checks, *, requests: int | None = None) -> Choice:
     """Return the cap on which most draws agree, by one rule for the model and for windows."""
-    bounds = Bounds(requirements, samples)
-    eligible = bounds.eligible()
+    kept = (cap for cap, every in checks.items() if all(each.kept for each in every))
+    eligible = tuple(kept) or samples.caps
 
     def of(name: str, *, raised: bool = False) -> Floats:
         return np.array([samples.column(name, cap, raised=raised) for cap in eligible]).T
 
     shares, tails_s = of("attainment"), of("e2el_p99_s")
     raised = of("attainment", raised=True) if samples.has_headroom else None
-    ruling = rule(shares, tails_s, raised, requests=requests)
-    rightness = dict(zip(eligible, ruling.right.mean(0).tolist(), strict=True))
-    more = None if raised is None else raised.mean(0)
-    mean = rule(shares.mean(0), np.median(tails_s, axis=0), more, requests=requests).choice
-    own = eligible[int(mean)]
-    best = max(eligible, key=lambda cap: (rightness[cap] + OWN_CHOICE * (cap == own), -cap))
+    choices, _, right = rule(shares, tails_s, raised, requests=requests)
+    rightness, votes = right.mean(0), np.bincount(choices, minlength=len(eligible)) / len(choices)
+    best = int(np.argmax(rightness + OWN_CHOICE * votes))
+    low, high = interval_of(best, right)
     return Choice(
         samples=samples,
-        bounds=bounds,
+        checks=checks,
         eligible=eligible,
-        best=best,
-        rightness=rightness,
-        interval=interval_of(best, eligible, ruling.right),
+        best=eligible[best],
+        rightness=dict(zip(eligible, rightness.tolist(), strict=True)),
+        interval=(eligible[low], eligible[high]),
     )
 
 
-def interval_of(best: int, caps: Sequence[int], right: NDArray[np.bool_]) -> tuple[int, int]:
-    """Return the fewest caps around ``best`` among which 95 % of draws have a right one; of equally
-    many those in which more have, then the larger. ``right`` has a row for each draw.
+def interval_of(best: int, right: NDArray[np.bool_]) -> tuple[int, int]:
+    """Return the first and the last of the fewest caps around the best among which 95 % of draws,
+    the rows, have a right one; of equally many the larger.
 
     >>> right = np.array([[False, True, False]] * 18 + [[True, False, False], [False, False, True]])
-    >>> interval_of(8, (4, 8, 16), right)
-    (8, 16)
+    >>> interval_of(1, right)
+    (1, 2)
     """
-    at = caps.index(best)
-    result = []
-    for low in range(at + 1):
-        for high in range(at, len(caps)):
-            share = float(right[:, low : high + 1].any(1).mean())
-            if share >= CONFIDENT - 1e-9 or high - low == len(caps) - 1:
-                result.append((high - low, -share, -low))
-    width, _, low = min(result)
-    return caps[-low], caps[width - low]
+    spans = [
+        (low, high)
+        for low in range(best + 1)
+        for high in range(best, right.shape[1])
+        if right[:, low : high + 1].any(1).mean() >= CONFIDENT - 1e-9
+    ]
+    return min(spans, key=lambda span: (span[1] - span[0], -span[0]))
 
 
-def choose(  # noqa: PLR0913 - the question, and how hard to look
+def choose(  # noqa: PLR0913 - the question
     loads: Loads,
     laws: Sequence[StepLaw],
     shape: EngineShape,
@@ -235,10 +211,9 @@ def choose(  # noqa: PLR0913 - the question, and how hard to look
 
     Where any cap keeps what is required, only such caps are chosen.
     """
-    drawn = [Draw(law, front_end) for law in laws]
-    samples = ask(drawn, loads, caps, shape, slo)
-    choice = decide(samples, requirements=requirements, requests=len(loads.today))
+    samples = ask([Draw(law, front_end) for law in laws], loads, caps, shape, slo)
+    checks = checks_of(requirements, samples)
+    choice = decide(samples, checks, requests=len(loads.today))
     decodes = loads.today.output_length.max(initial=0) > 1
     peak = samples.middle("running_peak", choice.best)
-    is_guess = bool(decodes and peak > NEAR_ENOUGH * seen)
-    return replace(choice, is_guess=is_guess)
+    return replace(choice, is_guess=bool(decodes and peak > NEAR_ENOUGH * seen))

@@ -11,32 +11,17 @@ import numpy as np
 
 from tuner.engines.scheduler.state import StepLaw
 from tuner.engines.seam import EngineFacts, IterationLog
-from tuner.replay.numbers import (
-    Measurement,
-    bound_shares,
-    kv_cache_usage,
-    most_at_once,
-    spread,
-)
-from tuner.replay.records import ProbeResult, Replay
+from tuner.replay.numbers import Measurement, kv_cache_usage, measure, spread
+from tuner.replay.records import ProbeResult, Replay, ttft_s
 from tuner.traffic.constants import DRAWS, PRINTED_DRAWS
 from tuner.traffic.requirements import Requirement
 from tuner.traffic.slo import Slo
 from tuner.traffic.workload import Workload
-from tuner.twin.check import Check, check_at_own_speed
+from tuner.twin.check import alarm, check_at_own_speed, fit_front_end
 from tuner.twin.decide import Choice, choose
-from tuner.twin.front_end import fit_front_end
 from tuner.twin.law import FittedLaw, fit_law
 from tuner.twin.samples import Loads, Machine, Samples, ask, draws_of, loads_of, slowdowns
-from tuner.twin.simulation import (
-    EngineShape,
-    Traffic,
-    TwinReplay,
-    met,
-    shape_of,
-    simulate,
-    traffic_of,
-)
+from tuner.twin.simulation import EngineShape, Traffic, shape_of, simulate, traffic_of
 
 ALONE_S = 1e4
 """Between requests of which none sees another."""
@@ -62,36 +47,13 @@ class Forecast:
     """What is known of runs besides the law."""
 
     requirements: tuple[Requirement, ...] = ()
-    checks: tuple[Check, ...] = ()
-    """One a cap of which windows were replayed for real, at the speed that the engine had."""
-
-    unmodeled: tuple[str, ...] = ()
-    """What the engine does that the twin does not."""
+    doubt: str | None = None
+    """Reason for replays to decide and not the twin; None where the twin is believed."""
 
     @property
     def traffic(self) -> Traffic:
         """Today's traffic."""
         return self.loads.today
-
-    @property
-    def headroom(self) -> float:
-        """The load that caps are asked about besides; 1 where none is."""
-        return self.loads.headroom
-
-    @property
-    def doubt(self) -> str | None:
-        """Reason for replays to decide and not the twin; None where the twin is believed."""
-        if self.unmodeled:
-            return f"the twin does not know {', '.join(self.unmodeled)}"
-        wrong = [check.worst for check in self.checks if check.failed]
-        if wrong:
-            furthest = max(wrong, key=lambda item: abs(item.off)).words
-            return f"the twin was wrong at the engine's own speed ({furthest})"
-        return None
-
-    @property
-    def is_believed(self) -> bool:
-        return self.doubt is None
 
     def measurement(self, cap: int, *, raised: bool = False) -> Measurement:
         """Return what a replay of all of the traffic would have measured at a cap by the law
@@ -101,12 +63,29 @@ class Forecast:
             traffic, self.fitted.law, self.shape, max_num_seqs=cap,
             front_end=self.machine.front_end, log=True,
         )  # fmt: skip
-        return measurement_of(traffic, replay, self.slo, shape=self.shape, length_s=self.length_s)
+        rows, work = replay.requests, replay.iterations
+        begin_s = float(traffic.arrival_s[0]) if len(traffic) else 0.0
+        span_s = self.length_s
+        if span_s < BURST_S:
+            span_s = max(span_s, float(rows["end_s"].max(initial=0.0)) - begin_s)
+        as_measured = Replay(
+            max_num_seqs=cap,
+            scored_from_s=begin_s,
+            window_s=span_s,
+            elapsed_s=span_s,
+            iterations=work,
+            kv_blocks=self.shape.kv_blocks,
+            requests=rows,
+            token_budget=self.shape.max_num_batched_tokens,
+        )
+        gaps_s = spread(np.repeat(work["duration_s"], work["decode_seqs"]))
+        usage = kv_cache_usage(work, self.shape.kv_blocks)  # of the end too, where queues drain
+        return replace(measure([as_measured], self.slo), itl_s=gaps_s, kv_cache_usage=usage)
 
     def promised(self, caps: Sequence[int]) -> Samples:
         """Return what fresh engines at these caps give again, at the recorded load and with
         headroom."""
-        draws = draws_of(self.fitted.laws, self.machine, [self.traffic, *self.loads.raised])
+        draws = draws_of(self.fitted.laws, self.machine, self.traffic)
         return ask(draws, self.loads, caps, self.shape, self.slo)
 
     def again(self, machine: Machine) -> "Forecast":
@@ -140,11 +119,10 @@ def forecast(  # noqa: PLR0913 - what was measured, and what is asked
     has more draws.
     """
     fitted = fit_law(logs, max_num_seqs=max(caps))
-    law, slo = fitted.law, workload.slo
-    requests, length_s = workload.twin_requests, workload.twin_length_s
+    law, slo, length_s = fitted.law, workload.slo, workload.twin_length_s
     shape = shape_of(facts)
     shape = replace(shape, lag_s=_lag_s(workload, law, shape))
-    today = traffic_of(requests, shape, hash_block_size=hash_block_size)
+    today = traffic_of(workload.twin_requests, shape, hash_block_size=hash_block_size)
     loads = loads_of(today, headroom, seed=seed, rate_rps=len(today) / length_s)
     front_end = fit_front_end(law, probes)
     choice = choose(
@@ -161,8 +139,7 @@ def forecast(  # noqa: PLR0913 - what was measured, and what is asked
         choice=choice,
         machine=Machine(slowdown, fitted.speed_sd, front_end),
         requirements=tuple(requirements),
-        checks=_checks(windows, slo, law, shape),
-        unmodeled=tuple(facts.unmodelled),
+        doubt=_doubt(facts, windows, slo, law, shape),
     )
 
 
@@ -172,57 +149,22 @@ def _lag_s(workload: Workload, law: StepLaw, shape: EngineShape) -> float:
     lengths = [request.input_length for request in workload.twin_requests]
     tokens = np.quantile(lengths, np.linspace(0.05, 0.95, 19)).round()
     lone = Traffic.of((ALONE_S * place, each, 1) for place, each in enumerate(tokens.tolist()))
-    line, model = workload.unloaded, simulate(lone, law, shape, max_num_seqs=1)
-    later_s = line.ttft_s + line.ttft_s_per_input_token * lone.input_length - model.ttft_s
+    line, model = workload.unloaded, simulate(lone, law, shape, max_num_seqs=1).requests
+    later_s = line.ttft_s + line.ttft_s_per_input_token * lone.input_length - ttft_s(model)
     later_s = later_s[~np.isnan(later_s)]
     return max(0.0, float(np.median(later_s))) if len(later_s) else 0.0
 
 
-def _checks(
-    windows: Sequence[Replay], slo: Slo, law: StepLaw, shape: EngineShape
-) -> tuple[Check, ...]:
-    by_cap: dict[tuple[int, int], list[Replay]] = {}
-    for window in windows:
-        by_cap.setdefault((window.max_num_seqs, window.token_budget), []).append(window)
-    checks = (check_at_own_speed(alike, slo, law, shape) for alike in by_cap.values())
-    return tuple(each for each in checks if each.numbers)
-
-
-def measurement_of(
-    traffic: Traffic, replay: TwinReplay, slo: Slo, *, shape: EngineShape, length_s: float
-) -> Measurement:
-    """Return a replay by the twin, made with its log, in the words of a real one."""
-    served = ~np.isnan(replay.e2el_s)
-    good = int(met(traffic, replay, slo).sum())
-    total = max(1, len(traffic))
-    work = replay.iterations
-    span_s = length_s if length_s >= BURST_S else max(length_s, replay.duration_s)
-    end_s = (traffic.arrival_s[0] if len(traffic) else 0.0) + span_s
-    last_s = (traffic.arrival_s + replay.e2el_s)[served]
-    first = int((traffic.arrival_s + replay.ttft_s < end_s).sum())
-    tokens = first + int(work["decode_seqs"][work["start_s"] < end_s].sum())
-    cap = replay.max_num_seqs
-    return Measurement(
-        max_num_seqs=cap,
-        blocks=0,
-        requests=total,
-        attainment=good / total,
-        attainment_bound=good / total,
-        arrival_rate_rps=total / span_s,
-        goodput_rps=good / span_s,
-        offered_tokens_per_s=float(traffic.output_length.sum()) / span_s,
-        requests_per_s=int((last_s < end_s).sum()) / span_s,
-        output_tokens_per_s=tokens / span_s,
-        ttft_s=spread(replay.ttft_s),
-        tpot_s=spread(replay.tpot_s),
-        itl_s=spread(np.repeat(work["duration_s"], work["decode_seqs"])),
-        e2el_s=spread(replay.e2el_s),
-        queue_s=spread(replay.queue_s),
-        kv_cache_usage=kv_cache_usage(work, shape.kv_blocks),
-        preemptions=int(replay.preemptions.sum()),
-        recomputed_tokens=replay.recomputed_tokens,
-        running_peak=replay.running_peak,
-        in_flight_peak=most_at_once(traffic.arrival_s[served], last_s),
-        cut=None,
-        **bound_shares(work, cap, shape.max_num_batched_tokens),
-    )
+def _doubt(
+    facts: EngineFacts, windows: Sequence[Replay], slo: Slo, law: StepLaw, shape: EngineShape
+) -> str | None:
+    """Return why the twin is not to be believed: what it does not know of the engine, or where it
+    was wrong about a window."""
+    if facts.unmodelled:
+        return f"the twin does not know {', '.join(facts.unmodelled)}"
+    checks = (alarm(check_at_own_speed(each, slo, law, shape)) for each in windows)
+    wrong = [worst for worst in checks if worst is not None]
+    if not wrong:
+        return None
+    furthest = max(wrong, key=lambda number: number.off)
+    return f"the twin was wrong at the engine's own speed ({furthest})"

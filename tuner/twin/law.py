@@ -26,7 +26,6 @@ from tuner.traffic.constants import (
     BELIEVED_BLOCKS,
     BELIEVED_SPEED_SHARE,
     DENSE_KNOTS,
-    FAR_OUT,
     FEWEST_ITERATIONS,
     HUBER,
     HUBER_ROUNDS,
@@ -36,6 +35,9 @@ from tuner.traffic.constants import (
     NEAR_ENOUGH,
     PRINTED_DRAWS,
 )
+
+MOST_BLOCKS = 1e6
+"""Of one log."""
 
 RIDGE = 1e-9
 """Of columns scaled to length 1: two that are alike share what they explain."""
@@ -74,20 +76,19 @@ def fit_law(logs: Sequence[IterationLog], *, max_num_seqs: int) -> FittedLaw:
     knots = knots_of(np.concatenate([log["decode_seqs"] for log in logs]))
     inside = [(log["decode_seqs"] >= knots[0]) & (log["decode_seqs"] <= knots[-1]) for log in logs]
     logs = [log[rows] for log, rows in zip(logs, inside, strict=True) if rows.any()]
-    work, first = np.concatenate(logs), _block_begins(logs)
-    block = np.repeat(np.arange(len(first)), np.diff(first, append=len(work)))
+    work = np.concatenate(logs)
+    numbers = list[Floats]()
+    for place, log in enumerate(logs):
+        number = (log["start_s"] - log["start_s"][0]) // LAW_BLOCK_S
+        # what is left of a log belongs to its last block
+        numbers.append(MOST_BLOCKS * place + np.minimum(number, max(0.0, number[-1] - 1)))
+    _, first, block = np.unique(np.concatenate(numbers), return_index=True, return_inverse=True)
     design, scale = _design(work, knots)
     took_s = np.maximum(work["duration_s"].astype(float), 1e-9)
 
     def sums(values: Floats) -> Floats:
         """Return the sums over each block, of rows or of numbers."""
         return np.asarray(np.add.reduceat(values, first, axis=0))
-
-    def believed(speed_sd: float) -> float:
-        """Return what these blocks show of the speed's deviation, with what is believed."""
-        prior = BELIEVED_BLOCKS * (BELIEVED_SPEED_SHARE * noise_sd) ** 2
-        pooled = (prior + len(first) * speed_sd**2) / (BELIEVED_BLOCKS + len(first))
-        return max(MIN_SPEED_SD, math.sqrt(pooled))
 
     relative = design / took_s[:, None]
     coefficients = nnls(relative.T @ relative, relative.sum(axis=0))
@@ -101,9 +102,8 @@ def fit_law(logs: Sequence[IterationLog], *, max_num_seqs: int) -> FittedLaw:
         noise_sd = max(1e-4, 1.4826 * float(np.median(around)))
         weight = np.minimum(1.0, HUBER * noise_sd / np.maximum(around, 1e-12)) / noise_sd**2
         off = np.abs(slowdown - np.median(slowdown))
-        speed_sd = believed(1.4826 * float(np.median(off)))
         # a block far out (a noisy neighbor) shows nothing of the machine's usual speed
-        prior = np.where(off > FAR_OUT * speed_sd, 1.0, speed_sd**2)
+        prior = np.maximum(off, max(MIN_SPEED_SD, 1.4826 * float(np.median(off)))) ** 2
         # the normal equations of one Gauss-Newton step, the blocks' effects integrated out
         derivative = design / lawful_s[:, None]
         goal = residual + derivative @ coefficients
@@ -120,8 +120,9 @@ def fit_law(logs: Sequence[IterationLog], *, max_num_seqs: int) -> FittedLaw:
         _tabulated(each / scale, knots, most)
         for each in (coefficients, *(nnls(information, each) for each in target + noise @ spread.T))
     )
-    speed_sd = believed(float(slowdown.std()))
-    return FittedLaw(law, tuple(laws), knots, np.exp(slowdown), speed_sd)
+    believed = BELIEVED_BLOCKS * (BELIEVED_SPEED_SHARE * noise_sd) ** 2
+    variance = (believed + len(first) * slowdown.var()) / (BELIEVED_BLOCKS + len(first))
+    return FittedLaw(law, tuple(laws), knots, np.exp(slowdown), math.sqrt(variance))
 
 
 def _design(work: IterationLog, knots: Ints) -> tuple[Floats, Floats]:
@@ -135,18 +136,6 @@ def _design(work: IterationLog, knots: Ints) -> tuple[Floats, Floats]:
     design = np.column_stack((np.ones(len(work)), *rises, *rest))
     scale = np.maximum(design.max(axis=0), 1e-12)
     return design / scale, scale
-
-
-def _block_begins(logs: Sequence[IterationLog]) -> Ints:
-    """Return the first row of each block of LAW_BLOCK_S; what is left of a log belongs to its last
-    one."""
-    begins, rows = list[Ints](), 0
-    for log in logs:
-        block = (log["start_s"] - log["start_s"][0]) // LAW_BLOCK_S
-        block = np.minimum(block, max(0.0, block[-1] - 1))
-        begins.append(rows + np.flatnonzero(np.diff(block, prepend=-1.0)))
-        rows += len(log)
-    return np.concatenate(begins)
 
 
 def knots_of(decode_seqs: NDArray[np.integer]) -> Ints:
@@ -168,19 +157,13 @@ def knots_of(decode_seqs: NDArray[np.integer]) -> Ints:
 
 
 def _tabulated(coefficients: Floats, knots: Ints, most: int) -> StepLaw:
-    """Tabulate f up to ``most``; outside the knots with the slope of the half near by."""
-    at_knots = np.cumsum(coefficients[: len(knots)])
-    first, last = int(knots[0]), int(knots[-1])
-
-    def slope_s(low: float, high: float) -> float:
-        low_s, high_s = np.interp((low, high), knots, at_knots)
-        return float(high_s - low_s) / (high - low) if high > low else 0.0
-
-    sizes = np.arange(most + 1)
-    decode_s = np.interp(sizes, knots, at_knots)
-    decode_s -= slope_s(first, (first + last) / 2) * np.maximum(0, first - sizes)
-    decode_s += slope_s(max(first, last / 2), last) * np.maximum(0, sizes - last)
-    return StepLaw(np.maximum(0.0, decode_s), *coefficients[len(knots) :].tolist())
+    """Tabulate f up to ``most``; below the knots as at the first, above with the slope of their
+    upper half."""
+    at_knots, sizes = np.cumsum(coefficients[: len(knots)]), np.arange(most + 1)
+    last, half = knots[-1], max(knots[0], knots[-1] / 2)
+    slope_s = (at_knots[-1] - np.interp(half, knots, at_knots)) / max(1, last - half)
+    decode_s = np.interp(sizes, knots, at_knots) + slope_s * np.maximum(0, sizes - last)
+    return StepLaw(decode_s, *coefficients[len(knots) :].tolist())
 
 
 def prompt_s(law: StepLaw, tokens: float, *, decode_seqs: int = 0) -> float:

@@ -16,6 +16,7 @@ import numpy as np
 
 from tuner.engines.scheduler.state import Floats, StepLaw
 from tuner.engines.seam import IterationLog
+from tuner.replay.records import e2el_s, met, queue_s, ttft_s
 from tuner.traffic.constants import (
     BELIEVED_SHARES,
     ENDS,
@@ -28,8 +29,7 @@ from tuner.traffic.constants import (
 from tuner.traffic.load import scaled_rows
 from tuner.traffic.requirements import KV, TIMES
 from tuner.traffic.slo import Slo
-from tuner.twin.front_end import FrontEnd
-from tuner.twin.simulation import Clock, EngineShape, Traffic, TwinReplay, met, simulate
+from tuner.twin.simulation import Clock, EngineShape, FrontEnd, Traffic, clock_of, simulate
 
 SHARES = {"p50": 0.50, "p90": 0.90, "p95": 0.95, "p99": 0.99}
 NUMBERS = (
@@ -55,9 +55,6 @@ class Interval(NamedTuple):
     high: float
 
 
-# Loads
-
-
 @dataclass(frozen=True, slots=True)
 class Loads:
     """The recorded traffic, and the same with headroom."""
@@ -70,20 +67,11 @@ class Loads:
     rate_rps: float = 0.0
     """At which requests arrive at the recorded load."""
 
-    def of(self, draw: int) -> list[tuple[Traffic, float]]:
-        """Return the traffic of a draw at each load, and its rate."""
-        loads = [(self.today, self.rate_rps)]
-        if self.raised:
-            raised = self.raised[draw % len(self.raised)]
-            loads.append((raised, self.headroom * self.rate_rps))
-        return loads
-
 
 def loads_of(today: Traffic, headroom: float, *, seed: int, rate_rps: float = 0.0) -> Loads:
     """Return the recorded traffic and the same with headroom; without any above 1."""
-    if headroom <= 1 or not len(today):
-        return Loads(today, rate_rps=rate_rps)
-    rngs = [np.random.default_rng((seed, number)) for number in range(JITTERS)]
+    copies = range(JITTERS if headroom > 1 and len(today) else 0)
+    rngs = (np.random.default_rng((seed, copy)) for copy in copies)
     return Loads(today, tuple(scaled(today, headroom, rng) for rng in rngs), headroom, rate_rps)
 
 
@@ -92,9 +80,6 @@ def scaled(traffic: Traffic, factor: float, rng: np.random.Generator) -> Traffic
     rows, arrival_s = scaled_rows(traffic.arrival_s, factor, rng)
     order = np.argsort(arrival_s, kind="stable")
     return replace(traffic.rows(rows[order]), arrival_s=arrival_s[order])
-
-
-# Draws
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +97,8 @@ class Machine:
     def after(self, replays: Sequence[Floats]) -> "Machine":
         """Return what is known after replays on another engine that were so much slower than the
         law, a value each GRID_S: how far their speeds are from it counts by the time they took."""
-        seen = np.concatenate(replays)
+        seen, size = np.concatenate(replays), len(self.slowdown)
         squares = sum(len(each) * math.log(each.mean()) ** 2 for each in replays if len(each))
-        size = len(self.slowdown)
         variance = (size * self.speed_sd**2 + squares) / (size + len(seen))
         both = np.concatenate((self.slowdown, seen))
         return replace(self, slowdown=both, speed_sd=math.sqrt(variance))
@@ -126,9 +110,8 @@ def slowdowns(log: IterationLog, law: StepLaw) -> Floats:
     _, first = np.unique(log["start_s"] // GRID_S, return_index=True)
     if not len(log):
         return np.zeros(0)
-    took_s, lawful_s = (
-        np.add.reduceat(each, first) for each in (log["duration_s"], law.durations_s(log))
-    )
+    times_s = np.array([log["duration_s"], law.durations_s(log)])
+    took_s, lawful_s = np.add.reduceat(times_s, first, axis=1)
     return np.asarray(took_s / np.maximum(lawful_s, 1e-9))
 
 
@@ -141,31 +124,26 @@ class Draw(NamedTuple):
     """Of a machine that is not always as fast as its law, its start included."""
 
 
-def draws_of(laws: Sequence[StepLaw], machine: Machine, traffics: Sequence[Traffic]) -> list[Draw]:
-    """Return a run of a fresh engine for each law, for as long as any of this traffic arrives.
+def draws_of(laws: Sequence[StepLaw], machine: Machine, traffic: Traffic) -> list[Draw]:
+    """Return a run of a fresh engine for each law, for as long as this traffic arrives.
 
     A machine whose speed varies less while it is measured than the one that START_SD is of is taken
     to differ less between starts, in proportion, and one that varies more to differ more.
     """
-    begin_s = min(float(each.arrival_s[0]) for each in traffics)
-    end_s = max(float(each.arrival_s[-1]) for each in traffics)
     rng, slowdown = np.random.default_rng(0), machine.slowdown
     start_sd = START_SD * float(np.clip(machine.speed_sd / SHARED_SPEED_SD, *BELIEVED_SHARES))
     if machine.front_end is not None:  # how it slows an engine was seen in another start
         start_sd *= math.sqrt(2)
     block = round(SLOWDOWN_BLOCK_S / GRID_S)
-    blocks = math.ceil((end_s - begin_s) / SLOWDOWN_BLOCK_S) + 1
+    blocks = math.ceil(np.ptp(traffic.arrival_s) / SLOWDOWN_BLOCK_S) + 1
+    known_s = traffic.arrival_s[0] + GRID_S * np.arange(blocks * block + 1)
     result = []
     for law in laws:
         start = math.exp(start_sd * rng.standard_normal())
         rows = rng.integers(0, len(slowdown), blocks)[:, None] + np.arange(block)
         factors = start * slowdown[rows.ravel() % len(slowdown)]
-        clock = Clock.of_slowdown(factors, begin_s=begin_s, grid_s=GRID_S)
-        result.append(Draw(law, machine.front_end, clock))
+        result.append(Draw(law, machine.front_end, clock_of(known_s, GRID_S / factors)))
     return result
-
-
-# Samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,8 +172,8 @@ class Samples:
     def ends(self, name: str, cap: int, *, raised: bool = False) -> Range | None:
         """Return the ends of 95 %, by order statistics at p (n + 1): the usual quantiles cover less
         than they claim where draws are few. None where no draw came to that."""
-        values = self.column(name, cap, raised=raised)
-        known = values[np.isfinite(values)]
+        column = self.column(name, cap, raised=raised)
+        known = column[np.isfinite(column)]
         if not len(known):
             return None
         low, high = np.quantile(known, ENDS, method="weibull").tolist()
@@ -205,11 +183,12 @@ class Samples:
         self, cap: int, *, raised: bool = False, names: Sequence[str] = ON_CURVE
     ) -> dict[str, Range]:
         """Return the 95 % interval of each number at a cap, times in milliseconds."""
-        result = {}
-        for name in names:
-            if (ends := self.ends(name, cap, raised=raised)) is not None:
-                result[in_ms(name)] = scale_of(name) * ends[0], scale_of(name) * ends[1]
-        return result
+        every = {name: self.ends(name, cap, raised=raised) for name in names}
+        return {
+            in_ms(name): (scale_of(name) * ends[0], scale_of(name) * ends[1])
+            for name, ends in every.items()
+            if ends is not None
+        }
 
 
 def scale_of(name: str) -> float:
@@ -234,37 +213,33 @@ def ask(  # noqa: PLR0913 - the question
     """Return what these draws predict of every cap at both loads, of the requests that arrive from
     a time on."""
     caps = tuple(sorted(caps))
-    rows = []
-    for number, draw in enumerate(draws):
-        row = []
-        for traffic, rate_rps in loads.of(number):
-            replay, values, of_load = None, np.zeros(0), list[Floats]()
-            counted = traffic.arrival_s >= counted_from_s
-            for cap in caps:
-                # above a cap that never binds it is the same
-                if replay is None or replay.running_peak >= replay.max_num_seqs:
-                    replay = simulate(
-                        traffic, draw.law, shape, max_num_seqs=cap, clock=draw.clock,
-                        front_end=draw.front_end,
-                    )  # fmt: skip
-                    good = met(traffic, replay, slo)[counted]
-                    share = float(good.mean()) if len(good) else 1.0
-                    values = np.array([share, rate_rps * share, *_engines_own(replay)])
-                    for name in TIMES:
-                        times_s = getattr(replay, f"{name}_s")[counted]
-                        values = np.append(values, _statistics(times_s[~np.isnan(times_s)]))
-                of_load.append(values)
-            row.append(of_load)
-        rows.append(row)
-    return Samples(caps, np.array(rows))
-
-
-def _engines_own(replay: TwinReplay) -> list[float]:
-    usage = [replay.kv_usage_mean, replay.kv_usage_peak]
-    return [float(replay.preemptions.sum()), float(replay.running_peak), *usage]
+    values = np.empty((len(draws), 2 if loads.raised else 1, len(caps), len(NUMBERS)))
+    for number, (law, front_end, clock) in enumerate(draws):
+        raised = loads.raised[number % len(loads.raised) :][:1] if loads.raised else ()
+        for row, traffic in zip(values[number], (loads.today, *raised), strict=True):
+            counted, unbound = traffic.arrival_s >= counted_from_s, False
+            for place, cap in enumerate(caps):
+                if unbound:  # above a cap that never binds it is the same
+                    row[place] = row[place - 1]
+                    continue
+                replay = simulate(
+                    traffic, law, shape, max_num_seqs=cap, clock=clock, front_end=front_end
+                )
+                unbound = replay.running_peak < cap
+                rows = replay.requests[counted]
+                times_s = ttft_s(rows), rows["tpot_s"], e2el_s(rows), queue_s(rows)
+                row[place] = [
+                    met(rows, slo).mean() if len(rows) else 1.0, math.nan, replay.preemptions,
+                    replay.running_peak, replay.kv_usage_mean, replay.kv_usage_peak,
+                    *(value for each_s in times_s for value in _statistics(each_s)),
+                ]  # fmt: skip
+    rates_rps = loads.rate_rps * np.array([1.0, loads.headroom])[: values.shape[1]]
+    values[..., 1] = rates_rps[:, None] * values[..., 0]
+    return Samples(caps, values)
 
 
 def _statistics(values: Floats) -> list[float]:
-    if not len(values):
+    known = values[~np.isnan(values)]
+    if not len(known):
         return [math.nan] * (1 + len(SHARES))
-    return [float(values.mean()), *np.quantile(values, tuple(SHARES.values())).tolist()]
+    return [float(known.mean()), *np.quantile(known, tuple(SHARES.values())).tolist()]

@@ -6,7 +6,7 @@ would have seen at any cap and any load.
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,11 +23,10 @@ from tuner.engines.scheduler.state import (
     new_scheduler,
 )
 from tuner.engines.seam import EngineFacts, IterationLog
+from tuner.replay.records import REQUEST, Requests
 from tuner.system.files import refuse_config_of_folder
 from tuner.trace.trace import TraceRequest
-from tuner.traffic.slo import Slo
-from tuner.traffic.window import busiest_rows, is_served
-from tuner.twin.front_end import FrontEnd
+from tuner.traffic.window import is_served
 
 refuse_config_of_folder()  # here, and not where numba is loaded: before anything is measured
 
@@ -53,9 +52,8 @@ class Traffic:
     def of(cls, requests: Iterable[tuple[float, ...]]) -> "Traffic":
         """Return traffic of (arrival s, input length, output length[, cached length])."""
         rows = sorted((*request, 0)[:4] for request in requests)
-        columns = np.array(rows, float).reshape(-1, 4).T
-        lengths = columns[1:].astype(np.int64)
-        return cls(columns[0], lengths[0], lengths[1], lengths[2])
+        arrival_s, *lengths = np.array(rows, float).reshape(-1, 4).T
+        return cls(arrival_s, *(each.astype(np.int64) for each in lengths))
 
     def __len__(self) -> int:
         return self.arrival_s.size
@@ -66,58 +64,31 @@ class Traffic:
     def columns(self) -> tuple[NDArray[Any], ...]:
         return self.arrival_s, self.input_length, self.output_length, self.cached_length
 
-    def busiest(self, most: int) -> "Traffic":
-        """Return the stretch of ``most`` sequences with the most tokens a second."""
-        tokens = self.input_length + self.output_length
-        return self.rows(busiest_rows(self.arrival_s, tokens, most))
+
+Clock = tuple[Floats, Floats]
+"""The same moments on the traffic's clock and on a machine's own, on which every iteration takes
+what its law says; both ascending, in seconds."""
+
+
+def clock_of(times_s: Floats, steps_s: Floats) -> Clock:
+    """Return the clock of a machine on which it took these steps between the times on the traffic's
+    clock; before and after as at the ends."""
+    first_s, last_s = FAR_S * steps_s[[0, -1]] / np.diff(times_s)[[0, -1]]
+    steps_s = np.concatenate(([times_s[0] - first_s, first_s], steps_s, [last_s]))
+    far_s = np.concatenate(([times_s[0] - FAR_S], times_s, [times_s[-1] + FAR_S]))
+    return far_s, np.cumsum(steps_s)
 
 
 @dataclass(frozen=True, slots=True)
-class Clock:
-    """A machine's own clock, on which every iteration takes what its law says: the same moments on
-    the traffic's clock and on it, ascending."""
+class FrontEnd:
+    """What is between users and a server's scheduler (HTTP, tokenizer, detokenizer), as one server
+    showed it. The defaults are none at all."""
 
-    times_s: Floats
-    machine_s: Floats
+    contention: float = 1.0
+    """How many times as long an iteration takes as without it: it takes CPU from the engine."""
 
-    @classmethod
-    def of_slowdown(cls, factors: Floats, *, begin_s: float, grid_s: float) -> "Clock":
-        """Return the clock of a machine that is so many times slower than its law, on a grid of the
-        traffic's clock; before and after the grid as at its ends."""
-        known_s = begin_s + grid_s * np.arange(len(factors) + 1, dtype=np.float64)
-        machine_s = np.concatenate(([0.0], np.cumsum(grid_s / factors)))
-        return cls._extended(known_s, machine_s, float(factors[0]), float(factors[-1]))
-
-    @classmethod
-    def of_iterations(cls, log: IterationLog, law: StepLaw) -> "Clock":
-        """Return the clock of an engine that did these iterations; while it is idle it goes as the
-        traffic's does."""
-        begin_s = log["start_s"].astype(float)
-        after_s = np.append(begin_s[1:], np.inf)
-        end_s = np.minimum(begin_s + log["duration_s"], after_s)
-        idle_s = np.append(after_s[:-1] - end_s[:-1], 0.0)
-        times_s = np.column_stack((begin_s, end_s)).ravel()
-        steps_s = np.column_stack((law.durations_s(log), idle_s)).ravel()
-        machine_s = np.concatenate(([0.0], np.cumsum(steps_s)[:-1])) + begin_s[0]
-        return cls._extended(times_s, machine_s, 1.0, 1.0)
-
-    @classmethod
-    def _extended(cls, times_s: Floats, machine_s: Floats, first: float, last: float) -> "Clock":
-        """Return the clock with what is before and after, at these slowdowns."""
-        return cls(
-            np.concatenate(([times_s[0] - FAR_S], times_s, [times_s[-1] + FAR_S])),
-            np.concatenate(
-                ([machine_s[0] - FAR_S / first], machine_s, [machine_s[-1] + FAR_S / last])
-            ),
-        )
-
-    def on_machine(self, times_s: Floats) -> Floats:
-        """Return times of the traffic's clock on the machine's."""
-        return np.asarray(np.interp(times_s, self.times_s, self.machine_s))
-
-    def on_traffic(self, times_s: Floats) -> Floats:
-        """Return times of the machine's clock on the traffic's."""
-        return np.asarray(np.interp(times_s, self.machine_s, self.times_s))
+    delay_s: float = 0.0
+    """For which a request is under way outside of the engine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,43 +117,18 @@ class EngineShape:
         return self.kv_blocks * self.block_size
 
 
-@dataclass(frozen=True, slots=True)
-class TwinReplay:
-    """The twin's account of one replay. Arrays have one entry per request, in seconds from its
-    arrival; NaN where it did not come to that, and all NaN where the engine would refuse it."""
-
-    max_num_seqs: int
-    ttft_s: Floats
-    tpot_s: Floats
-    """NaN below two tokens too."""
-
-    e2el_s: Floats
-    queue_s: Floats
-    preemptions: Ints
-    recomputed_tokens: int
-    duration_s: float
-    """From the first arrival to the last token."""
-
-    running_peak: int
-    kv_usage_mean: float
-    """Share of the blocks, over busy time."""
-
-    kv_usage_peak: float
-    iterations: IterationLog
-    """Empty unless asked for."""
-
-
 def shape_of(facts: EngineFacts) -> EngineShape:
     """Return the limits of a started engine."""
+    arguments = facts.arguments
     return EngineShape(
         max_num_batched_tokens=facts.max_num_batched_tokens,
         block_size=facts.block_size,
         kv_blocks=facts.kv_blocks,
         max_model_len=facts.max_model_len,
-        late_release=bool(facts.arguments.get("async_scheduling")),
-        prefix_caching=bool(facts.arguments.get("enable_prefix_caching")),
+        late_release=bool(arguments.get("async_scheduling")),
+        prefix_caching=bool(arguments.get("enable_prefix_caching")),
         reserves_prompts=facts.engine != "sim"
-        and facts.arguments.get("scheduler_reserve_full_isl") is not False,
+        and arguments.get("scheduler_reserve_full_isl") is not False,
     )
 
 
@@ -212,6 +158,23 @@ def traffic_of(
     return Traffic.of(rows)
 
 
+class TwinReplay(NamedTuple):
+    """The twin's account of one replay."""
+
+    requests: Requests
+    """In order of arrival; those that the engine would refuse have failed."""
+
+    iterations: IterationLog
+    """Empty unless asked for."""
+
+    preemptions: int
+    running_peak: int
+    kv_usage_mean: float
+    """Share of the blocks, over busy time."""
+
+    kv_usage_peak: float
+
+
 def simulate(  # noqa: PLR0913 - what is replayed, on what, and how much of it is wanted
     traffic: Traffic,
     law: StepLaw,
@@ -234,8 +197,6 @@ def simulate(  # noqa: PLR0913 - what is replayed, on what, and how much of it i
         law = law.slowed(front_end.contention)
         shape = replace(shape, lag_s=front_end.delay_s)
     arrived_s = traffic.arrival_s + shape.lag_s
-    to_machine = _same if clock is None else clock.on_machine
-    to_traffic = _same if clock is None else clock.on_traffic
     scheduler = new_scheduler(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=shape.max_num_batched_tokens,
@@ -249,7 +210,7 @@ def simulate(  # noqa: PLR0913 - what is replayed, on what, and how much of it i
     )
     requests, state = scheduler.requests, scheduler.state
     requests[:] = new_requests(
-        to_machine(arrived_s),
+        arrived_s if clock is None else np.interp(arrived_s, *clock),
         traffic.input_length,
         traffic.output_length,
         np.minimum(traffic.cached_length, traffic.input_length - 1),
@@ -262,44 +223,28 @@ def simulate(  # noqa: PLR0913 - what is replayed, on what, and how much of it i
         logs.append(scheduler.log.copy())
         state["logged"] = 0
     iterations = np.concatenate([*logs, scheduler.log[: state["logged"][0]]])
+    is_done, gaps = requests["status"] == FINISHED, traffic.output_length - 1.0
+    last_s = np.where(is_done, requests["last_token_s"], np.nan)
+    times_s = np.array([requests["scheduled_s"], requests["first_token_s"], last_s])
     if clock is not None:
-        ends_s = to_traffic(iterations["start_s"] + iterations["duration_s"])
-        iterations["start_s"] = to_traffic(iterations["start_s"])
+        times_s = np.interp(times_s, *clock[::-1])
+        ends_s = np.interp(iterations["start_s"] + iterations["duration_s"], *clock[::-1])
+        iterations["start_s"] = np.interp(iterations["start_s"], *clock[::-1])
         iterations["duration_s"] = ends_s - iterations["start_s"]
+    scheduled_s, first_s, last_s = times_s
+    rows = np.zeros(len(traffic), REQUEST)
+    rows["scored"], rows["outcome"] = True, np.where(is_done, "ok", "failed")
+    rows["input_length"], rows["output_length"] = traffic.input_length, traffic.output_length
+    rows["planned_s"], rows["queued_s"] = traffic.arrival_s, arrived_s
+    rows["scheduled_s"], rows["first_s"] = np.maximum(arrived_s, scheduled_s), first_s
+    rows["last_s"], rows["end_s"] = last_s, np.where(is_done, last_s, traffic.arrival_s)
+    rows["tpot_s"] = np.where(gaps > 0, (last_s - first_s) / np.maximum(1, gaps), np.nan)
     busy_s = float(state["busy_s"][0]) or 1.0
-    first_s = to_traffic(requests["first_token_s"])
-    is_done = requests["status"] == FINISHED
-    end_s = to_traffic(np.where(is_done, requests["last_token_s"], np.nan))
-    gaps = requests["output_length"] - 1.0
-    now_s = float(to_traffic(state["now"])[0])
     return TwinReplay(
-        max_num_seqs=max_num_seqs,
-        ttft_s=first_s - traffic.arrival_s,
-        tpot_s=np.where(gaps > 0, (end_s - first_s) / np.maximum(1, gaps), np.nan),
-        e2el_s=end_s - traffic.arrival_s,
-        queue_s=np.maximum(0.0, to_traffic(requests["scheduled_s"]) - arrived_s),
-        preemptions=requests["preemptions"].copy(),
-        recomputed_tokens=int(state["recomputed_tokens"][0]),
-        duration_s=now_s - float(traffic.arrival_s[0]) if len(traffic) else 0.0,
+        rows,
+        iterations,
+        preemptions=int(requests["preemptions"].sum()),
         running_peak=int(state["most_running"][0]),
         kv_usage_mean=float(state["block_s"][0]) / busy_s / shape.kv_blocks,
         kv_usage_peak=int(state["most_blocks"][0]) / shape.kv_blocks,
-        iterations=iterations,
     )
-
-
-def _same(times_s: Floats) -> Floats:
-    return times_s
-
-
-def met(traffic: Traffic, replay: TwinReplay, slo: Slo) -> NDArray[np.bool_]:
-    """Return which requests met every limit; a refused one did not."""
-    broken: NDArray[np.bool_] = slo.broken_by(
-        traffic.input_length, replay.ttft_s, replay.tpot_s, replay.e2el_s
-    )
-    return ~np.isnan(replay.e2el_s) & ~broken
-
-
-def attainment(traffic: Traffic, replay: TwinReplay, slo: Slo) -> float:
-    """Return the share of all requests that met every limit."""
-    return float(met(traffic, replay, slo).mean()) if len(traffic) else 1.0

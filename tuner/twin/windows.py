@@ -6,15 +6,14 @@ between two blocks is the machine; resampled requests would call two equal runs 
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, astuple, dataclass, replace
-from typing import Literal
+from collections.abc import Collection, Sequence
+from dataclasses import astuple, dataclass, replace
+from typing import Any, Literal
 
 import numpy as np
 
 from tuner.replay.numbers import Measurement, Spread
 from tuner.traffic.constants import WINDOW_DRAWS, WINDOW_SDS
-from tuner.traffic.requirements import KV, TIMES
 from tuner.twin.samples import NUMBERS, Samples
 
 Purpose = Literal["ramp", "short", "drift_ramp", "ladder", "repeat", "drift_replay", "tie_break"]
@@ -38,10 +37,6 @@ class Block:
     trial: Trial
     measurement: Measurement
 
-    @property
-    def is_whole(self) -> bool:
-        return self.measurement.cut is None and self.measurement.e2el_s is not None
-
 
 def never_binds(run: Measurement) -> bool:
     """Whether neither the cap nor the memory ever kept a request waiting."""
@@ -49,63 +44,41 @@ def never_binds(run: Measurement) -> bool:
 
 
 def pooled(blocks: Sequence[Block]) -> dict[int, Measurement]:
-    """Return cap → the newest of its measurements, with the means over its whole ones, ascending;
-    of a cap that was always cut over all."""
+    """Return cap → the newest of its measurements, with the means over those that were not cut,
+    ascending; of a cap that was always cut over all."""
     result = {}
     for cap in sorted({block.trial.max_num_seqs for block in blocks}):
-        every = [block for block in blocks if block.trial.max_num_seqs == cap]
-        used = [each.measurement for each in every if each.is_whole]
-        used = used or [each.measurement for each in every]
-        result[cap] = replace(
-            used[-1],
-            blocks=len(used),
-            attainment=float(np.mean([each.attainment for each in used])),
-            goodput_rps=float(np.mean([each.goodput_rps for each in used])),
-            tpot_s=_mean([each.tpot_s for each in used]),
-            e2el_s=_mean([each.e2el_s for each in used]),
-        )
+        every = [each.measurement for each in blocks if each.trial.max_num_seqs == cap]
+        used = [each for each in every if each.cut is None and each.e2el_s is not None] or every
+        changes: dict[str, Any] = {
+            name: float(np.mean([getattr(each, name) for each in used]))
+            for name in ("attainment", "goodput_rps")
+        }
+        for name in ("tpot_s", "e2el_s"):
+            known = [astuple(spread) for each in used if (spread := getattr(each, name))]
+            changes[name] = Spread(*np.mean(known, axis=0).tolist()) if known else None
+        result[cap] = replace(used[-1], blocks=len(used), **changes)
     return result
 
 
-def _mean(spreads: Sequence[Spread | None]) -> Spread | None:
-    """Return the geometric means of some distributions."""
-    known = [astuple(spread) for spread in spreads if spread is not None]
-    if not known:
-        return None
-    return Spread(*np.exp(np.log(np.maximum(known, 1e-9)).mean(axis=0)).tolist())
-
-
-def numbers_of(run: Measurement) -> list[float]:
-    """Return NUMBERS of a measurement; NaN where nothing tells."""
-    result = dict.fromkeys(NUMBERS, math.nan)
-    result |= {"attainment": run.attainment, "goodput_rps": run.goodput_rps}
-    if run.kv_cache_usage is not None:  # the engine reported its iterations
-        result |= {"preemptions": run.preemptions, "running_peak": run.running_peak}
-        result |= {f"{KV}_{name}": value for name, value in asdict(run.kv_cache_usage).items()}
-    for time in TIMES:
-        spread: Spread | None = getattr(run, f"{time}_s")
-        if spread is not None:
-            result |= {f"{time}_{name}_s": value for name, value in asdict(spread).items()}
-    return [float(result[name]) for name in NUMBERS]
-
-
-def samples_of(blocks: Sequence[Block], caps: Sequence[int] | None = None) -> Samples:
-    """Return draws of the means of every cap, or of some, at the recorded load: each cap moved by
-    its noise. Caps that never bound are one configuration for this traffic, so they move
-    together."""
+def samples_of(blocks: Sequence[Block], caps: Collection[int] | None = None) -> Samples:
+    """Return draws of the attainment, the goodput and p99 E2EL of every cap, or of some, at the
+    recorded load: each cap moved by its noise. Caps that never bound are one configuration for this
+    traffic, so they move together."""
     curve = {cap: each for cap, each in pooled(blocks).items() if caps is None or cap in caps}
-    values = np.array([numbers_of(each) for each in curve.values()])
-    shifts = np.random.default_rng(0).standard_normal((WINDOW_DRAWS, len(curve), 2))
-    free = [i for i, each in enumerate(curve.values()) if each.cut is None and never_binds(each)]
-    shifts[:, free] = shifts[:, free[:1]]
-    shifts /= np.sqrt([each.blocks for each in curve.values()])[:, None]
-    drawn = np.repeat(values[None], WINDOW_DRAWS, axis=0)
-    moved = np.clip(drawn[..., 0] + WINDOW_SDS[0] * shifts[..., 0], 0.0, 1.0)
-    drawn[..., 1] *= moved / np.maximum(drawn[..., 0], 1e-9)
-    drawn[..., 0] = moved
-    times = [i for i, name in enumerate(NUMBERS) if name.endswith("_s")]
-    drawn[..., times] *= np.exp(tail_sd(blocks) * shifts[..., 1:])
-    return Samples(tuple(curve), drawn[:, None])
+    every = [*curve.values()]
+    shifts = np.random.default_rng(0).standard_normal((2, WINDOW_DRAWS, len(every)))
+    free = [i for i, each in enumerate(every) if each.cut is None and never_binds(each)]
+    shifts[..., free] = shifts[..., free[:1]]
+    shares_off, tails_off = shifts / np.sqrt([each.blocks for each in every])
+    shares = np.array([each.attainment for each in every])
+    tails_s = [math.nan if each.e2el_s is None else each.e2el_s.p99 for each in every]
+    rates_rps = [each.arrival_rate_rps for each in every]
+    drawn = dict.fromkeys(NUMBERS, np.full(shares_off.shape, math.nan))
+    drawn["attainment"] = np.clip(shares + WINDOW_SDS[0] * shares_off, 0.0, 1.0)
+    drawn["goodput_rps"] = drawn["attainment"] * rates_rps
+    drawn["e2el_p99_s"] = tails_s * np.exp(tail_sd(blocks) * tails_off)
+    return Samples(tuple(curve), np.stack([*drawn.values()], axis=-1)[:, None])
 
 
 def tail_sd(blocks: Sequence[Block]) -> float:

@@ -126,8 +126,8 @@ class Workload:
         assert self.twin is not None
         traffic = traffic_of(sent, self.twin.shape, hash_block_size=self.block_size)
         slots = min(UNTUNED, len(self.twin.law.decode_s) - 1)
-        replay = simulate(traffic, self.twin.law, self.twin.shape, max_num_seqs=slots)
-        end_s = traffic.arrival_s + np.nan_to_num(replay.e2el_s)  # a refused one does not stay
+        rows = simulate(traffic, self.twin.law, self.twin.shape, max_num_seqs=slots).requests
+        end_s = rows["end_s"]  # a refused one does not stay
         to_s = window.start_s + window.length_s
         return mean_in_flight(traffic.arrival_s, end_s, from_s=window.start_s, to_s=to_s)
 

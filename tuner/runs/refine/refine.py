@@ -425,8 +425,8 @@ class Refining:
         checks = tuple(RequirementCheck.of(each) for each in self.settings.requirements)
         curve: tuple[CurvePoint, ...] = (CurvePoint(measured, measured, "measured", {}),)
         low, high, promised = cap, cap, None
-        if view is not None and view.is_believed:
-            (low, high), checks = view.choice.interval, view.choice.bounds.checks(cap)
+        if view is not None and view.doubt is None:
+            (low, high), checks = view.choice.interval, view.choice.checks[cap]
             promised = view.promised(view.choice.samples.caps)
             curve = curve_by_twin(view, promised, {cap: measured})
         verdict = Verdict(

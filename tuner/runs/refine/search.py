@@ -139,7 +139,7 @@ class Model:
         blocks = number(configuration.get(BLOCKS) or twin.shape.kv_blocks)
         if (cap, tokens, blocks) not in self.known:
             shape = replace(twin.shape, max_num_batched_tokens=tokens, kv_blocks=blocks)
-            likely = draws_of(twin.laws[:LIKELY], twin.machine, [twin.traffic])
+            likely = draws_of(twin.laws[:LIKELY], twin.machine, twin.traffic)
             samples = ask(likely, Loads(twin.traffic), (cap,), shape, self.slo)
             share, tail_s = (
                 float(samples.column(name, cap).mean()) for name in ("attainment", "e2el_p99_s")

@@ -22,10 +22,10 @@ from tuner.traffic.constants import GOOD_ATTAINMENT, HALF
 from tuner.traffic.description import FEW_REQUESTS
 from tuner.traffic.slo import Unloaded, out_of_reach
 from tuner.traffic.workload import Workload
-from tuner.twin.check import Check, check_at_own_speed
+from tuner.twin.check import Number, alarm, check_at_own_speed, fit_front_end
 from tuner.twin.forecast import Forecast, forecast
-from tuner.twin.front_end import FrontEnd, fit_front_end
 from tuner.twin.samples import SHARES, Range, Samples, slowdowns
+from tuner.twin.simulation import FrontEnd
 from tuner.twin.verdict import ADD_REPLICAS, Verdict, verdict_by_twin, verdict_by_windows
 from tuner.twin.windows import Block, Trial, samples_of
 
@@ -83,7 +83,7 @@ class Basis:
 def conclude(basis: Basis) -> Conclusion:
     """Return the verdict and the curve: by the twin, where it is believed."""
     view = None if basis.settings.closed_sessions else view_of(basis, printed=True)
-    if view is not None and view.is_believed:
+    if view is not None and view.doubt is None:
         return by_twin(basis, view)
     return by_windows(basis, view, doubt=None if view is None else view.doubt)
 
@@ -283,7 +283,7 @@ def _reachable(
 
 def confirmed(
     conclusion: Conclusion, basis: Basis
-) -> tuple[Conclusion, Check | None, FrontEnd | None]:
+) -> tuple[Conclusion, tuple[Number, ...] | None, FrontEnd | None]:
     """Return the conclusion after the confirming replay, the twin against that replay, and what its
     requests came through.
 
@@ -299,10 +299,10 @@ def confirmed(
     front_end = machine.front_end
     if evidence.facts().is_served:
         front_end = fit_front_end(law, evidence.probed(), replays)
-    check = check_at_own_speed(replays, slo, law, view.shape, front_end)
+    check = check_at_own_speed(replays[-1], slo, law, view.shape, front_end)
     if not conclusion.by_twin:
         return conclusion, check, front_end
-    if not check.failed:
+    if (wrong := alarm(check)) is None:
         machine = replace(machine, front_end=front_end)
         if front_end is None:  # else its contention has how fast this engine was
             every = [each for name in CONFIRMING for each in evidence.confirming(name, cap)]
@@ -310,7 +310,7 @@ def confirmed(
         return _restated(conclusion, basis, view.again(machine)), check, front_end
     if conclusion.is_proven:
         return replace(conclusion, view=None, promised=None), check, front_end
-    doubt = f"the twin was wrong at the engine's own speed ({check.worst.words})"
+    doubt = f"the twin was wrong at the engine's own speed ({wrong})"
     if evidence.made(*RUNGS):
         return by_windows(basis, view, doubt=doubt), check, front_end
     reason = f"{cap} is the twin's choice: {doubt} in the replay that verifies it"
