@@ -96,5 +96,4 @@ def test_without_a_driver_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(pynvml, "nvmlInit", fails)
     assert devices.gpus() == ()
-    assert devices.driver() == {}
     assert asyncio.run(devices.given_back({}))

@@ -12,7 +12,7 @@ from tuner.engines.sim.start import SimStarter
 from tuner.engines.sim.virtual_time import run
 from tuner.engines.sim.world import World, WorldKv, WorldStep
 from tuner.errors import EngineError
-from tuner.replay.ramp import PROBES, probe, ramp, sizes_upto
+from tuner.replay.ramp import PROBES, probe, ramp
 from tuner.trace.trace import TraceRequest
 
 WORLD = World(step=WorldStep(a=1.0), kv=WorldKv(blocks=4000), engine_start=10.0)
@@ -66,12 +66,6 @@ def test_an_engine_that_dies_ends_it() -> None:
             await task
 
     run(main())
-
-
-def test_all_sizes_are_tried_up_to_32_and_some_beyond() -> None:
-    assert sizes_upto(1) == [1]
-    assert sizes_upto(32) == list(range(1, 33))
-    assert sizes_upto(64)[31:] == [32, 34, 37, 40, 43, 46, 49, 53, 57, 61, 64]
 
 
 @pytest.mark.parametrize(("kind", "warm_ups"), [("cpu", 1), ("gpu", PROBES)])

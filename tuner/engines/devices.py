@@ -11,7 +11,7 @@ import os
 import platform
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -72,6 +72,10 @@ class Gpu(NamedTuple):
     processes: frozenset[int]
     """Those that compute on it, by the driver's numbers: in a container not ours."""
 
+    driver: str
+    cuda: str
+    """The newest that the driver knows."""
+
 
 def device_facts() -> dict[str, ArgumentValue]:
     """Return what identifies the hardware that vLLM would run on here, the same for two of a kind.
@@ -85,7 +89,7 @@ def device_facts() -> dict[str, ArgumentValue]:
                 "name": seen[0].name,
                 "count": len(seen),
                 "memory_bytes": seen[0].memory_bytes,
-                "driver": driver()["driver"],
+                "driver": seen[0].driver,
                 "power_limit_w": seen[0].power_limit_w,
             }
         if provenance.installed():
@@ -185,41 +189,23 @@ async def given_back(before: Mapping[str, int]) -> bool:
     return not before
 
 
-def driver() -> Mapping[str, str]:
-    """Return the versions of the driver and of the newest CUDA it knows; empty without one."""
-    with _nvml() as there:
-        if not there:
-            return {}
-        major, minor = divmod(pynvml.nvmlSystemGetCudaDriverVersion_v2(), 1000)
-        version = str(pynvml.nvmlSystemGetDriverVersion())
-        return {"driver": version, "cuda": f"{major}.{minor // 10}"}
-
-
 def gpus() -> tuple[Gpu, ...]:
-    """Read the GPUs that CUDA would see; empty where there is none. Costs some milliseconds.
+    """Read the GPUs that CUDA would see; empty without one, or a driver. Costs some milliseconds.
 
     CUDA_VISIBLE_DEVICES names them by number or UUID, in its order, until a name that is none.
     """
-    with _nvml() as there:
-        count = pynvml.nvmlDeviceGetCount() if there else 0
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(count)]
-        listed = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(count))))
-        by_name = {str(index): handle for index, handle in enumerate(handles)}
-        by_name |= {str(_ask("UUID", handle)): handle for handle in handles}
-        names = takewhile(by_name.__contains__, map(str.strip, listed.split(",")))
-        return tuple(_read(by_name[name]) for name in names)
-
-
-@contextmanager
-def _nvml() -> Iterator[bool]:
-    """Open NVML; give False without a driver."""
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
-        yield False
-        return
+        return ()
     try:
-        yield True
+        numbers = range(pynvml.nvmlDeviceGetCount())
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(number) for number in numbers]
+        by_name = dict(zip(map(str, numbers), handles, strict=True))
+        by_name |= {str(_ask("UUID", handle)): handle for handle in handles}
+        listed = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, numbers)))
+        names = takewhile(by_name.__contains__, map(str.strip, listed.split(",")))
+        return tuple(_read(by_name[name]) for name in names)
     finally:
         pynvml.nvmlShutdown()
 
@@ -227,6 +213,7 @@ def _nvml() -> Iterator[bool]:
 def _read(gpu: Any) -> Gpu:  # noqa: ANN401 - an NVML handle
     rates, memory = _ask("UtilizationRates", gpu), _ask("MemoryInfo", gpu)
     reasons = _ask("CurrentClocksThrottleReasons", gpu)
+    cuda = pynvml.nvmlSystemGetCudaDriverVersion_v2()
     limit_mw, power_mw = _ask("EnforcedPowerLimit", gpu), _ask("PowerUsage", gpu)
     is_busy = rates is not None and rates.gpu >= 100 * BUSY
     is_free = reasons is not None and not reasons & pynvml.nvmlClocksThrottleReasonSwPowerCap
@@ -241,6 +228,8 @@ def _read(gpu: Any) -> Gpu:  # noqa: ANN401 - an NVML handle
         clock_mhz=_ask("ClockInfo", gpu, pynvml.NVML_CLOCK_SM) if is_busy and is_free else None,
         is_slowed=None if reasons is None else bool(reasons & SLOWED),
         processes=frozenset(each.pid for each in _ask("ComputeRunningProcesses", gpu) or ()),
+        driver=str(pynvml.nvmlSystemGetDriverVersion()),
+        cuda=f"{cuda // 1000}.{cuda % 1000 // 10}",
     )
 
 
@@ -314,12 +303,11 @@ def _of_gpus() -> Iterator[_Row]:
         return
     names = (f"{gpu.name} {(gpu.memory_bytes or 0) / _GIB:.0f} GiB" for gpu in seen)
     yield "device", True, ", ".join(names), cure
-    versions = driver()
     built = re.search(r"\+cu(\d+)\d$", provenance.version_of("torch") or "")  # +cu130: for CUDA 13
     needed = int(built[1]) if built else 0
-    is_new = float(versions["cuda"]) >= needed
+    is_new = int(seen[0].cuda.partition(".")[0]) >= needed
     cure = f"Install a driver for CUDA {needed}, or a torch that is built for an older one."
-    yield "driver", is_new, f"{versions['driver']}, CUDA {versions['cuda']}", cure
+    yield "driver", is_new, f"{seen[0].driver}, CUDA {seen[0].cuda}", cure
     is_slowed = any(gpu.is_slowed for gpu in seen)
     cure = "Check cooling and power: nvidia-smi -q -d PERFORMANCE."
     yield "throttling", not is_slowed, "by heat or a fault" if is_slowed else "none", cure

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tuner.engines.seam import IterationLog
-from tuner.replay.records import Floats, Replay, e2el_s, met, queue_s, ttft_s
+from tuner.replay.records import Bools, Floats, Replay, e2el_s, met, queue_s, ttft_s
 from tuner.traffic.slo import Slo
 
 
@@ -87,25 +87,21 @@ def measure(replays: Sequence[Replay], slo: Slo) -> Measurement:
     cap, cuts = replays[0].max_num_seqs, [replay.cut for replay in replays if replay.cut]
     total, good, possible = counts_of(replays, slo)
     window_s = sum(replay.window_s for replay in replays)
-    spans_s = np.array([span_of(replay) for replay in replays])
-    sent = np.concatenate([replay.requests for replay in replays])
-    sizes = [len(replay.requests) for replay in replays]
-    begin_s, end_s = np.repeat(spans_s, sizes, axis=0).T
-    logged = np.concatenate([replay.iterations for replay in replays])
-    from_s, to_s = np.repeat(spans_s, [len(replay.iterations) for replay in replays], axis=0).T
-    work = logged[(logged["start_s"] >= from_s) & (logged["start_s"] < to_s)]
+    span_s = sum(each.elapsed_s if each.cut else each.window_s for each in replays) or 1e-9
+    sent = np.concatenate([each.requests for each in replays])
+    logged = np.concatenate([each.iterations for each in replays])
+    work = np.concatenate([e.iterations[in_span(e, e.iterations["start_s"])] for e in replays])
 
     # a request of a cut replay may not have come past its run-in
-    is_seen = sent["scored"] | np.repeat([bool(replay.cut) for replay in replays], sizes)
-    seen = sent[is_seen]
+    is_seen = np.concatenate([e.requests["scored"] | bool(e.cut) for e in replays])
+    seen, gaps_s = sent[is_seen], np.concatenate([each.gaps_s for each in replays])
     wanted = float(seen["output_length"].mean()) if len(seen) else 0.0
-    ended = (sent["outcome"] == "ok") & (begin_s <= sent["end_s"]) & (sent["end_s"] < end_s)
+    ended = np.concatenate([in_span(each, each.requests["end_s"]) for each in replays])
+    ended &= sent["outcome"] == "ok"
     tokens = sent["output_tokens"][ended].sum()
     if len(logged):  # the first ones as clients saw them, the rest as computed
-        first = (begin_s <= sent["first_s"]) & (sent["first_s"] < end_s)
-        tokens = first.sum() + work["decode_seqs"].sum()
-    span_s = float(np.diff(spans_s).sum()) or 1e-9
-    gaps_s = np.concatenate([replay.gaps_s for replay in replays])
+        firsts = sum(int(in_span(each, each.requests["first_s"]).sum()) for each in replays)
+        tokens = firsts + work["decode_seqs"].sum()
     return Measurement(
         max_num_seqs=cap,
         blocks=len(replays),
@@ -146,10 +142,12 @@ def counts_of(replays: Sequence[Replay], slo: Slo) -> tuple[int, int, float]:
     return max(1, total), good, possible
 
 
-def span_of(replay: Replay) -> tuple[float, float]:
-    """Return the span in which throughput is counted; see ``measure``."""
-    begin_s = replay.scored_from_s
-    return (0.0, replay.elapsed_s) if replay.cut else (begin_s, begin_s + replay.window_s)
+def in_span(replay: Replay, times_s: Floats) -> Bools:
+    """Return which times lie in the span in which throughput is counted; see ``measure``."""
+    begin_s, end_s = replay.scored_from_s, replay.scored_from_s + replay.window_s
+    if replay.cut:
+        begin_s, end_s = 0.0, replay.elapsed_s
+    return np.asarray((begin_s <= times_s) & (times_s < end_s))
 
 
 def spread(values: Floats) -> Spread | None:

@@ -110,14 +110,15 @@ async def ramp(  # noqa: PLR0913 - what is sent where, how high and how long
         async with asyncio.TaskGroup() as group:
             clients = _Clients(group, requests, engine, prompt, np.random.default_rng(seed))
             for size in cycle([*sizes, *sizes[:0:-1]]):  # at the top for two dwells, as elsewhere
-                clients.become(0 if is_over else size)
-                if is_over:
-                    break
+                clients.become(size)
                 for _ in range(PATIENCE):
                     await asyncio.sleep(dwell_s[size])
                     is_over = loop.time() - begin_s >= length_s
                     if is_over or clients.newest.seen_s:
                         break
+                if is_over:
+                    clients.become(0)
+                    break
                 if size == 1:  # stay as long as DWELL iterations of that size have taken
                     logs.append(await engine.iterations())
                     log = np.concatenate(logs)

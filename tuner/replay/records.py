@@ -57,20 +57,17 @@ Bools = NDArray[np.bool_]
 
 def ttft_s(requests: Requests) -> Floats:
     """Return the times to first token; NaN for requests without one."""
-    floats: Floats = requests["first_s"] - requests["planned_s"]
-    return floats
+    return np.asarray(requests["first_s"] - requests["planned_s"])
 
 
 def e2el_s(requests: Requests) -> Floats:
     """Return the end-to-end latencies; NaN for requests that did not finish."""
-    floats: Floats = requests["last_s"] - requests["planned_s"]
-    return floats
+    return np.asarray(requests["last_s"] - requests["planned_s"])
 
 
 def queue_s(requests: Requests) -> Floats:
     """Return how long the scheduler let requests wait; NaN where the engine does not report it."""
-    floats: Floats = requests["scheduled_s"] - requests["queued_s"]
-    return floats
+    return np.asarray(requests["scheduled_s"] - requests["queued_s"])
 
 
 def met(requests: Requests, slo: Slo) -> Bools:
@@ -79,21 +76,21 @@ def met(requests: Requests, slo: Slo) -> Bools:
     A failed or cut request did not. An aborted one did when nothing that its client saw before the
     abort had broken a limit. A reply of one token has no TPOT to break.
     """
-    good: Bools = (requests["outcome"] == "ok") | (requests["outcome"] == "aborted")
-    return good & ~broken(requests, slo)
+    return np.isin(requests["outcome"], ("ok", "aborted")) & ~broken(requests, slo)
 
 
 def broken(requests: Requests, slo: Slo) -> Bools:
     """Return which requests had broken a limit by their end, whatever became of them."""
     spent_s = requests["end_s"] - requests["planned_s"]
     first_s, e2e_s = ttft_s(requests), e2el_s(requests)
-    bad: Bools = slo.broken_by(
-        requests["input_length"],
-        np.where(np.isnan(first_s), spent_s, first_s),
-        requests["tpot_s"],
-        np.where(np.isnan(e2e_s), spent_s, e2e_s),
+    return np.asarray(
+        slo.broken_by(
+            requests["input_length"],
+            np.where(np.isnan(first_s), spent_s, first_s),
+            requests["tpot_s"],
+            np.where(np.isnan(e2e_s), spent_s, e2e_s),
+        )
     )
-    return bad
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,20 +53,6 @@ async def served_all(engine: Engine, requests: Sequence[tuple[float, int, int]])
     return [task.result() for task in tasks]
 
 
-def test_tokens_come_at_the_ends_of_iterations() -> None:
-    async def main() -> None:
-        engine = await started()
-        await asyncio.sleep(5)
-        reply = await served(engine, 10, 3)
-        assert reply.seen_s == [66, 67, 68]
-        assert (reply.first_s, reply.last_s) == (66, 68)
-        assert reply.output_tokens == 3
-        assert reply.scheduled_s == reply.queued_s
-        assert asyncio.get_running_loop().time() == 68
-
-    run(main())
-
-
 async def replies_of(world: World, starts: int = 1) -> list[list[float]]:
     starter = SimStarter(world)
     result = []

@@ -59,10 +59,13 @@ def measured(folder: Path) -> list[tuple[str, int]]:
 
 
 def decided(done: Done) -> dict[str, Any]:
-    """Return the answer of a run, without what depends on how often it was stopped."""
+    """Return the answer of a run, its numbers to nine digits, without what depends on how often it
+    was stopped."""
     assert done.code == OK, done.stderr
-    changes = ("engine_starts", "engine_seconds", "run_dir", "profile", "warnings")
-    return {key: value for key, value in done.json.items() if key not in changes}
+    changes = ("engine_starts", "engine_seconds", "starts_s", "replay_s", "run_dir", "profile")
+    kept = {k: v for k, v in done.json.items() if k not in {*changes, "warnings"}}
+    rounded: dict[str, Any] = json.loads(json.dumps(kept), parse_float=lambda x: f"{float(x):.9g}")
+    return rounded
 
 
 def check_files(folder: Path) -> None:

@@ -27,7 +27,11 @@ Count = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Positive = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 
 
-class WorldStep(Struct, frozen=True, forbid_unknown_fields=True):
+class _Section(Struct, frozen=True, forbid_unknown_fields=True):
+    """A mapping of the file."""
+
+
+class WorldStep(_Section, frozen=True):
     """The true step law: a + b·pad(n) + h·max(0, pad(n) - n0) + c·P + c2·P² + p0·p + d·X."""
 
     a: Seconds = 0.020
@@ -43,12 +47,12 @@ class WorldStep(Struct, frozen=True, forbid_unknown_fields=True):
     lag: Seconds = 0.0
 
 
-class WorldKv(Struct, frozen=True, forbid_unknown_fields=True):
+class WorldKv(_Section, frozen=True):
     blocks: Positive = 1200
     block_size: Positive = 16
 
 
-class WorldNoise(Struct, frozen=True, forbid_unknown_fields=True):
+class WorldNoise(_Section, frozen=True):
     """The departures of the machine from its law; none without any key."""
 
     sigma_iter: Sigma = 0.0
@@ -62,7 +66,7 @@ class WorldNoise(Struct, frozen=True, forbid_unknown_fields=True):
     episode_mult: Factor = 1.0
 
 
-class World(Struct, frozen=True, forbid_unknown_fields=True):
+class World(_Section, frozen=True):
     """A simulated machine with its engine."""
 
     step: WorldStep = WorldStep()
