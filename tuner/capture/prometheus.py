@@ -164,9 +164,12 @@ def _engine(labels: Mapping[str, str], samples: Samples) -> Engine:
     name = labels.get("instance", "the engine")
     try:
         parts = {metric: samples[metric] for metric in METRICS}
-        bounds = {each: [float(le) for le in parts[f"{each}_bucket"]] for each in (INPUT, OUTPUT)}
-        for each in bounds.values():
-            each.index(math.inf)  # raises ValueError where it is missing
+        uppers = {}
+        for length in (INPUT, OUTPUT):
+            buckets = sorted(parts[f"{length}_bucket"].items(), key=lambda item: float(item[0]))
+            parts[f"{length}_bucket"] = dict(buckets)
+            uppers[length] = np.array([float(le) for le, _ in buckets])
+            uppers[length].tolist().index(math.inf)  # raises ValueError where it is missing
     except (KeyError, ValueError) as problem:
         raise InputError(
             f"{name} lacks a metric of vLLM or a bucket: {problem}",
@@ -200,11 +203,6 @@ def _engine(labels: Mapping[str, str], samples: Samples) -> Engine:
         most = MAX_TOKENS if metric.endswith("_sum") else MAX_REQUESTS
         if not 0 <= rows.min() <= rows.sum(axis=1).max() <= most:  # which holds for no NaN
             raise InputError(f"{name}: {metric} cannot be true, or is above {most:g}", hint=LESS)
-    uppers = {}
-    for length, ends in bounds.items():
-        order = np.argsort(ends)
-        uppers[length] = np.array(ends)[order]
-        counted[f"{length}_bucket"] = counted[f"{length}_bucket"][order]
     model = labels.get("model_name", "")
     return Engine(model, times_s, scrape_s, in_flight, restarted, counted, uppers)
 

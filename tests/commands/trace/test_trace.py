@@ -44,22 +44,6 @@ def test_show_prints_the_contracts_object_and_nothing_else(tmp_path: Path) -> No
     assert result["tick_ms"] is None
 
 
-def test_show_counts_reconcile(tmp_path: Path) -> None:
-    path = write_lines(tmp_path / "t", HEADER, row(0), row(-1), row(1000), row(None), "{")
-    result = shown(tmp_path, path)
-    assert result["rows_read"] == 5
-    assert result["dropped"] == {"bad_timestamp": 1, "no_timestamp": 1, "malformed": 1}
-    assert result["requests"] == result["rows_read"] - sum(result["dropped"].values())
-    assert sum("rows dropped" in warning for warning in result["warnings"]) == 3
-
-
-def test_a_band_has_a_low_and_a_high_end(tmp_path: Path) -> None:
-    path = write_lines(tmp_path / "t", *(row(i * 100, output_length=100) for i in range(1000)))
-    result = shown(tmp_path, path)["concurrency"]
-    assert result["basis"] == "band"
-    assert result["mean"] == [pytest.approx(10, rel=0.01), pytest.approx(80, rel=0.01)]
-
-
 def test_the_report_says_at_once_if_a_unit_is_wrong(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "t", *(row(i) for i in range(0, 7200, 2)))
     assert "3,600 requests over 0.001999 h (7.2s), 500 req/s, tick 2 ms" in text(
@@ -114,14 +98,6 @@ def test_replicas_that_the_trace_knows_are_shown(tmp_path: Path) -> None:
     assert "2 servers, 33 to 66 requests each" in text(run(tmp_path, "trace show", path))
 
 
-def test_a_trace_of_failures_is_shown(tmp_path: Path) -> None:
-    rows = [{"timestamp": i * 1000, "status": "rejected", "replica": i % 2} for i in range(300)]
-    path = write_lines(tmp_path / "t", HEADER, *rows)
-    result = shown(tmp_path, path)
-    assert result["window"] is result["running"] is result["in_flight"] is None
-    assert run(tmp_path, "trace show", path).code == OK
-
-
 def test_shared_beginnings_are_counted(tmp_path: Path) -> None:
     rows = [row(i * 1000, input_length=32, hash_ids=[0, i + 1], replica=0) for i in range(4)]
     path = write_lines(tmp_path / "t", HEADER, *rows)
@@ -130,16 +106,6 @@ def test_shared_beginnings_are_counted(tmp_path: Path) -> None:
 
 
 # -- import
-
-
-def test_an_import_is_the_same_traffic_with_a_header(tmp_path: Path) -> None:
-    path = write_lines(tmp_path / "t", row(2000, request_id=7), row(1000, hash_ids=[1]))
-    done = run(tmp_path, "trace import", path, "-o", "out")
-    assert "2 requests over" in text(done)
-    before, after = load(path), load(tmp_path / "out")
-    assert after.requests == before.requests
-    assert after.digest == before.digest
-    assert (after.header.source, after.header.block_size) == ("mooncake", 512)
 
 
 def test_ticks_are_spread_evenly_and_the_result_says_so(tmp_path: Path) -> None:
@@ -219,3 +185,11 @@ def test_what_one_recorded_server_got_can_be_cut_out(tmp_path: Path) -> None:
     assert [request.arrival_s for request in load(tmp_path / "a").requests] == [0.0, 2.0]
     for name in ("7", "one"):
         assert run(tmp_path, "trace cut", path, "-o", "b", "--replica", name).code != OK
+
+
+def test_a_trace_of_failures_is_shown(tmp_path: Path) -> None:
+    rows = [{"timestamp": i * 1000, "status": "rejected", "replica": i % 2} for i in range(300)]
+    path = write_lines(tmp_path / "t", HEADER, *rows)
+    result = shown(tmp_path, path)
+    assert result["window"] is result["running"] is result["in_flight"] is None
+    assert run(tmp_path, "trace show", path).code == OK
