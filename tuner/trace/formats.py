@@ -136,15 +136,14 @@ class Format:
 # Formats as they stand in the file beside this one.
 
 _ROWS = msgspec.toml.decode(Path(__file__).with_suffix(".toml").read_bytes())
-KEY_OF: dict[Role, str] = {"duration": "e2e_ms", "ttft": "ttft_ms", "queue": "queue_ms"}
-"""Roles whose field of the record has another name."""
+ROLE_OF: dict[str, Role] = {"e2e_ms": "duration", "ttft_ms": "ttft", "queue_ms": "queue"}
+"""Fields of the record whose role has another name."""
 
-ROLE_OF = {key: role for role, key in KEY_OF.items()}
 _RECORD = {ROLE_OF.get(each.key, each.key): [each.key] for each in FIELDS}
 BASES: dict[str, dict[Role, list[str]]] = {
     "": {},
     "record": _RECORD,
-    "flat": {**_RECORD, **{key: [key] for key in ("end", "first_token")}},
+    "flat": {**_RECORD, "end": ["end"]},
 }
 
 

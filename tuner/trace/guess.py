@@ -355,9 +355,8 @@ class _Guess:
         time = result.get("timestamp")
         if time is None:
             return
-        for role in ("end", "first_token"):  # which count from another start
-            if role in result and is_dated(result[role]) != is_dated(time):
-                del result[role]
+        if end and is_dated(end) != is_dated(time):  # it counts from another start
+            del result["end"]
         if "duration" not in result:
             return
         times_ms, spans_ms = self._column("timestamp"), self._column("duration")

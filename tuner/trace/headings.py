@@ -19,12 +19,12 @@ Role = str
 """What a column is."""
 
 _ROLES = (
-    "timestamp end first_token input_length output_length duration ttft queue "
+    "timestamp end input_length output_length duration ttft queue "
     "cached_tokens cache_creation_tokens max_tokens status error session_id replica requests "
     "cache_hit kind"
 )
 ROLES: tuple[Role, ...] = (*_ROLES.split(),)
-"""Roles that a column of any table can have. ``end`` and ``first_token`` are times; ``duration``,
+"""Roles that a column of any table can have. ``end`` is a time; ``duration``,
 ``ttft`` and ``queue`` are spans of time; ``requests`` is how many requests a row sums up;
 ``cache_hit`` is whether a gateway answered, and no server; ``kind`` is whether a row is a call of a
 model, or a link that sums up several.
@@ -32,7 +32,7 @@ model, or a link that sums up several.
 Formats whose columns are known have more: other fields of the record, and ``path`` and ``flags`` of
 an access log."""
 
-TIMES = words("timestamp end first_token")
+TIMES = words("timestamp end")
 SPANS = words("duration ttft queue")
 COUNTS = words("input_length output_length cached_tokens cache_creation_tokens max_tokens requests")
 MAIN = words("timestamp input_length output_length")

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from tuner.errors import TraceError, UsageError
 from tuner.trace.columns import TYPES
 from tuner.trace.files import TraceFile
-from tuner.trace.formats import CANONICAL, KEY_OF, TABLE, Format, detected, named
+from tuner.trace.formats import CANONICAL, TABLE, Format, detected, named
 from tuner.trace.guess import guessed, is_far_off
 from tuner.trace.headings import Role, main_roles
 from tuner.trace.record import (
@@ -267,8 +267,6 @@ OPTIONAL = [
     for field in FIELDS
     if field.kind != "time" and field.key not in ("status", "input_length", "output_length")
 ]
-UNTIL: dict[Role, str] = {"duration": "end", "ttft": "first_token", "queue": ""}
-"""Spans from the arrival, and the role of the moment at which each ends."""
 
 
 class Checker:
@@ -383,23 +381,21 @@ class Checker:
         """Read the arrivals, and the spans from there: of an end without them the arrival is what
         the duration leaves."""
         is_stamped = "timestamp" in self.format.columns
-        arrival = self._numbers("timestamp" if is_stamped else "end")
-        end = np.full(len(self.raw), np.nan)
-        for role, until in UNTIL.items():
-            span = self._numbers(role)
-            if role == "duration" and self.format.token_ms is not None:
-                self._drop(is_far_off(span, output, self.format.token_ms), "bad_field")
-            if role == "duration" and not is_stamped:
-                arrival, moment = np.maximum(0.0, np.round(arrival - span)), end  # to the ms
-            else:
-                moment = self._numbers(until, reason="bad_field")
-            if role == "duration":
-                end = moment
-            else:
-                moment = np.where(moment == end, np.nan, moment)  # of LiteLLM: no stream
-            since = np.round(moment - arrival, 3)
+        arrival, lasted = (
+            self._numbers("timestamp" if is_stamped else "end"),
+            self._numbers("duration"),
+        )
+        if self.format.token_ms is not None:
+            self._drop(is_far_off(lasted, output, self.format.token_ms), "bad_field")
+        if is_stamped:
+            since = np.round(self._numbers("end", reason="bad_field") - arrival, 3)
             self._drop(since < 0, "negative_time")
-            self._put(KEY_OF[role], np.where(np.isnan(since), span, since))
+            lasted = np.where(np.isnan(since), lasted, since)
+        else:
+            arrival = np.maximum(0.0, np.round(arrival - lasted))  # to the ms
+        self._put("e2e_ms", lasted)
+        self._put("ttft_ms", self._numbers("ttft"))
+        self._put("queue_ms", self._numbers("queue"))
         self._drop(np.isnan(arrival), "no_timestamp")
         self._put("timestamp", arrival)
 
