@@ -4,9 +4,11 @@
 rows where they are none, ``Checker`` reads every cell.
 """
 
+import ctypes
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
@@ -99,6 +101,8 @@ def _read(file: TraceFile, options: ReadOptions) -> Trace:
     tables.clear()
     lines, table = table.column("line"), table.drop_columns("line").combine_chunks()
     pa.default_memory_pool().release_unused()
+    with suppress(AttributeError):  # glibc's
+        ctypes.CDLL(None).malloc_trim(0)
     _check_times(table, lines, known, file)
     return _trace(table, header, known, file)
 

@@ -23,6 +23,9 @@ from tuner.traffic.constants import (
     SHORT_S,
 )
 
+BLOCK = 2**20
+"""Rows that are looked at at once."""
+
 _UNITS_S = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _DURATION = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)(ms|s|m|h|)")
 
@@ -96,9 +99,15 @@ def arrays(requests: Sequence[TraceRequest]) -> tuple[Floats, Ints]:
 def busiest(arrival_s: Floats, tokens: Ints, length_s: float) -> float:
     """Return when the ``length_s`` begin in which the most tokens are requested; of equals the
     first. It does not reach past the end of the trace: it would be idle there."""
-    ends = np.searchsorted(arrival_s, arrival_s + length_s, side="left")
-    before = np.concatenate(([0], np.cumsum(tokens)))
-    start_s = float(arrival_s[np.argmax(before[ends] - before[:-1])])
+    before = np.zeros(len(tokens) + 1, np.int64)
+    np.cumsum(tokens, out=before[1:])
+    most, start_s = -1, 0.0
+    for first in range(0, len(tokens), BLOCK):  # all at once would need a gigabyte
+        begins_s = arrival_s[first : first + BLOCK]
+        ends = np.searchsorted(arrival_s, begins_s + length_s, side="left")
+        asked = before[ends] - before[first : first + len(ends)]
+        if asked.max() > most:
+            most, start_s = int(asked.max()), float(begins_s[asked.argmax()])
     latest_s = float(arrival_s[-1]) - length_s + 1e-6
     return max(float(arrival_s[0]), min(start_s, latest_s))
 
