@@ -19,6 +19,7 @@ from msgspec import Meta, Struct
 from tuner.engines.scheduler.state import StepLaw
 from tuner.errors import ProfileError
 from tuner.profile.profile import (
+    MOST_TOKENS,
     Admission,
     Decision,
     FrontEndSection,
@@ -177,7 +178,7 @@ def _fits(
     return bool(
         min(limits) > 0
         and all(
-            each.size and np.isfinite(each).all() and each.min() >= 0
+            each.size and each.min() >= 0 and each.max() <= MOST_TOKENS
             for each in (sizes, laws, slowdown, traffic)
         )
         and (np.diff(sizes) >= 1).all()
