@@ -110,33 +110,29 @@ def meanings(heading: str) -> tuple[Meaning, ...]:
     return tuple(_meanings(heading)) if len(heading) <= LONGEST_HEADING else ()
 
 
-def _leaf(path: list[list[str]]) -> list[str]:
-    """Return the words of a column, with those above it if it needs them: ``tokens.input``."""
-    leaf, above = path[-1], path[-2] if len(path) > 1 else []
-    tokens = word_set("@tokens")
-    says_nothing = word_set("@noise @counts @time").union(UNITS).issuperset(leaf)
-    needs_more = says_nothing or (tokens & {*above} and not tokens & {*leaf})
-    return above + leaf if needs_more else leaf
-
-
 def _meanings(heading: str) -> Iterator[Meaning]:
     parts = heading.split(".")
     path = [result for part in parts if (result := words_of(part))]
     if not path:
         return
-    leaf = _leaf(path)
+    leaf, above, tokens = (
+        path[-1],
+        [word for words_ in path[:-1] for word in words_],
+        word_set("@tokens"),
+    )
+    says_nothing = word_set("@noise @counts @time").union(UNITS).issuperset(leaf)
+    if path[1:] and (says_nothing or (tokens & {*path[-2]} and not tokens & {*leaf})):
+        leaf = path[-2] + leaf  # tokens.input
     unit = next((UNITS[word] for word in reversed(leaf) if word in UNITS and len(leaf) > 1), None)
     plain = [word for word in leaf if word not in UNITS or len(leaf) == 1]
     name = " ".join(leaf[leaf[0] == "ai" and len(leaf) > 1 :])  # PostHog's $ai_model
     for role, names in WHOLE.items():
         if name in names and not (role == "replica" and "request" in parts[:-1]):
             yield role, len(path), None  # a request's host is the one that was asked
-    above = {word for words in path[:-1] for word in words}
-    depth = len(path) + 3 * bool(above & word_set("@not_a_count"))
+    depth = len(path) + 3 * bool({*above} & word_set("@not_a_count"))
     has = frozenset(plain)
     scopes: list[tuple[str, frozenset[str], frozenset[str]]] = [("count", has, has)]
-    tokens = has & word_set("@tokens")
-    if plain and not has & word_set("@prompt") and (not tokens or has & {"first", "last"}):
+    if plain and not has & word_set("@prompt") and (not has & tokens or has & {"first", "last"}):
         has -= tokens
         scopes.append(("time", has, has | {f"^{plain[0]}", "<time>" if unit else ""}))
     for scope, has, marks in scopes:

@@ -163,8 +163,6 @@ PREFIX = rb"(?m)^[^{\"\n]{1,200}(?=\{\")"
 JSON_BYTES = 2**30
 """Memory that a document, or some lines, may take: they can hold a hundred million lists."""
 
-BROKEN = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-
 
 def opened(file: TraceFile) -> Opened:
     """Locate the rows of a file. Raises TraceError for a file that has none."""
@@ -202,7 +200,7 @@ def _of_lines(first: int, block: bytes) -> tuple[Raw, list[int]]:
     """Return the rows of some lines, and the numbers of those that are none."""
     try:
         rows = msgspec.json.Decoder().decode_lines(block)
-    except BROKEN:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         rows = []
     if len(rows) == block.count(b"\n") + 1 and {*map(type, rows)} == {dict}:
         keys = sum(map(len, rows))

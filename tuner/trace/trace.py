@@ -113,10 +113,6 @@ class Trace:
             result.update(lines)
         return f"sha256:{result.hexdigest()}"
 
-    def warned(self, *warnings: str) -> "Trace":
-        """Return the same with further warnings."""
-        return replace(self, warnings=(*self.warnings, *warnings))
-
     def lines(self) -> Iterator[bytes]:
         """Yield the canonical form, some thousand lines at a time."""
         yield header_line(self.header)

@@ -63,7 +63,8 @@ def import_(options: TraceImportOptions) -> None:
         if tick_ms is not None:
             trace = trace.spread(tick_ms, SEED)
         elif options.spread_ticks:
-            trace = trace.warned("arrivals lie on no grid: nothing to spread")
+            warning = "arrivals lie on no grid: nothing to spread"
+            trace = replace(trace, warnings=(*trace.warnings, warning))
         out.writelines(trace.lines())
     print_page(trace_page(_report(str(options.output), trace)), details=True)
 
