@@ -256,17 +256,14 @@ def _prompt_vocabulary(model: Any) -> int:
 def _cautions(config: Any) -> list[str]:
     """Return what a server with these arguments can do and no replay asks for, or shows as it
     is."""
-    model, is_dummy = config.model_config, str(config.load_config.load_format) == "dummy"
     result = {
         "no replay asks for a LoRA adapter: what adapters cost is not measured": config.lora_config,
         "no replay sends an image, a sound or a video: their encoder is not measured": (
-            model.is_multimodal_model
+            config.model_config.is_multimodal_model
         ),
         "prompts of random tokens: how many drafts are accepted here says nothing of production": (
             config.speculative_config
         ),
-        "a mixture of experts with made-up weights: tokens go to other experts than with trained "
-        "ones, so that its speed is not the model's": model.is_moe and is_dummy,
     }
     return [caution for caution, has_it in result.items() if has_it]
 
