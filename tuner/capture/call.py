@@ -170,7 +170,12 @@ class Exchange:
             call.end, call.end_s = end, time.monotonic()
         if self.is_over and call in self.calls:
             self.calls.remove(call)
-            self._emit(call)
+            # The answer's status says what a failure means.
+            if call.end == "canceled":  # its client left, or the server dropped it
+                call.row.status = "aborted" if self.client_left else "error"
+            elif call.end == "failed":
+                call.row.status = "rejected" if self.http_status in REFUSED else "error"
+            self.emit(call)
 
     def disconnect(self) -> None:
         """Enter that the client hung up. After the whole answer that is not an abort."""
@@ -190,14 +195,6 @@ class Exchange:
         for call in tuple(self.calls):
             if failed or self.client_left or call.end is not None:
                 self.end_call(call, "canceled")
-
-    def _emit(self, call: Call) -> None:
-        """Emit a call. The answer's status says what a failure means."""
-        if call.end == "canceled":  # its client left, or the server dropped it
-            call.row.status = "aborted" if self.client_left else "error"
-        elif call.end == "failed":
-            call.row.status = "rejected" if self.http_status in REFUSED else "error"
-        self.emit(call)
 
 
 def finished_row(call: Call, *, origin_s: float, key: bytes) -> Row:

@@ -125,13 +125,8 @@ class Trace:
         """
         arrivals_us = np.rint(self.columns.arrival_s * 1e6)
         first_us, end_us = round(start_s * 1e6), round((start_s + length_s) * 1e6)
-        first_s, last_s = self.columns.arrival_s[[0, -1]]
-        part = self._part(
-            f"cut {start_s:g}s+{length_s:g}s",
-            (arrivals_us >= first_us) & (arrivals_us < end_us),
-            f"no request arrives in {start_s:g}s+{length_s:g}s",
-            f"The trace runs from {first_s:.1f}s to {last_s:.1f}s.",
-        )
+        chosen = (arrivals_us >= first_us) & (arrivals_us < end_us)
+        part = self._part(f"cut {start_s:g}s+{length_s:g}s", chosen)
         begin_ms = date_ms(self.header.time_origin)
         origin = None if begin_ms is None else date_of(begin_ms + start_s * 1000)
         header = replace(part.header, time_origin=origin)
@@ -139,8 +134,7 @@ class Trace:
 
     def of_replica(self, replica: int) -> "Trace":
         """Return what one of the recorded servers got. Raises TraceError where it got nothing."""
-        what, is_its = f"replica {replica}", self.columns.replica == replica
-        return self._part(what, is_its, f"no request of {what}", "Leave --replica out.")
+        return self._part(f"replica {replica}", self.columns.replica == replica)
 
     def spread(self, tick_ms: float, seed: int) -> "Trace":
         """Return the requests with arrivals moved within the ticks of a coarse clock, evenly."""
@@ -150,13 +144,16 @@ class Trace:
         table, _ = sorted_by_arrival(moved(self.table, moves_ms), absolute=False)
         return Trace(header, table, self.warnings)
 
-    def _part(self, note: str, chosen: NDArray[np.bool_], none: str, cure: str) -> "Trace":
+    def _part(self, note: str, chosen: NDArray[np.bool_]) -> "Trace":
         """Return some of the requests as a trace of their own, with their rows in this one.
 
         Raises TraceError where there is none.
         """
         if not chosen.any():
-            raise TraceError(none, hint=cure)
+            first_s, last_s = self.columns.arrival_s[[0, -1]]
+            runs = f"The trace runs from {first_s:.1f}s to {last_s:.1f}s"
+            known = [number for number in np.unique(self.columns.replica).tolist() if number >= 0]
+            raise TraceError(f"{note}: no request", hint=f"{runs}, with the replicas {known[:20]}.")
         places = np.flatnonzero(chosen)
         rows = self.rows[places]
         column = pa.array(rows, pa.int32(), mask=rows == np.arange(len(rows)))
