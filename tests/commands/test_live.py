@@ -122,6 +122,6 @@ def test_the_cap_is_set_shown_and_reset(tuner: Tuner, server: Server) -> None:
 
 def test_all_ranks_are_changed(tuner: Tuner, tmp_path: Path) -> None:
     path = tmp_path / "t.sock"
-    with serving(path) as zero, serving(path, rank=1) as one, serving(path, rank=2) as two:
+    with serving(path) as first, serving(path, rank=1) as second, serving(path, rank=2) as third:
         assert tuner("cap-16.yaml", "--socket", path)[0] == 0
-        assert [each.cap for each in (zero, one, two)] == [16, 16, 16]
+        assert [each.cap for each in (first, second, third)] == [16, 16, 16]

@@ -136,10 +136,10 @@ SLO = Slo(ttft_s=2.0)
 
 def refinement(book: journal.Journal, budget_s: float = 1e9) -> Refining:
     """Return a refinement of 60 requests, one a second, that has just begun."""
-    asked = replace(settings(SLO, ceiling=32), budget_s=budget_s)
+    wanted = replace(settings(SLO, ceiling=32), budget_s=budget_s)
     bench, study = Bench(book, Notes(), None, block_size=16), Study(None, SPACE)
     run = Refining(
-        profile(), None, SPACE, asked, bench=bench, vary=lambda _: SimStarter(World()), study=study
+        profile(), None, SPACE, wanted, bench=bench, vary=lambda _: SimStarter(World()), study=study
     )
     run.prepare([request(row) for row in range(60)])
     return run

@@ -59,8 +59,8 @@ def hopeless(cap: int) -> Measurement:
     return measurement(cap, attainment=0.1, attainment_bound=0.4, goodput_rps=1.0, cut="hopeless")
 
 
-def block(one: Measurement, purpose: Purpose = "ladder") -> Block:
-    return Block(Trial(one.max_num_seqs, purpose), one)
+def block(measured: Measurement, purpose: Purpose = "ladder") -> Block:
+    return Block(Trial(measured.max_num_seqs, purpose), measured)
 
 
 def record(row: int = 0, **changes: Any) -> Requests:  # noqa: ANN401 - any field

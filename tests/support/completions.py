@@ -85,14 +85,14 @@ class _Server:
         self._tasks.add(task)
         try:
             while True:
-                await self._one(reader, writer)
+                await self._exchange(reader, writer)
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
         finally:
             self._tasks.discard(task)
             writer.close()
 
-    async def _one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         first, *lines = (await reader.readuntil(b"\r\n\r\n")).decode().splitlines()
         headers = dict(line.split(": ", 1) for line in lines if line)
         _, path, _ = first.split()

@@ -47,20 +47,20 @@ def simulated(traffic: Traffic, *, cap: int, slow_by: float = 1.0) -> SimulatedS
     scheduled_s, first_s, last_s = rows["scheduled_s"], rows["first_s"], rows["last_s"]
     work = replay.iterations
     done_s, gaps = work["start_s"] + work["duration_s"], work["decode_seqs"].astype(float)
-    one = np.ones(len(traffic))
+    ones = np.ones(len(traffic))
     added = {
-        "num_requests_running": [(scheduled_s, one), (last_s, -one)],
-        "num_requests_waiting": [(traffic.arrival_s, one), (scheduled_s, -one)],
-        "generation_tokens_total": [(done_s, gaps), (first_s, one)],
-        "request_success_total": [(last_s, one)],
+        "num_requests_running": [(scheduled_s, ones), (last_s, -ones)],
+        "num_requests_waiting": [(traffic.arrival_s, ones), (scheduled_s, -ones)],
+        "generation_tokens_total": [(done_s, gaps), (first_s, ones)],
+        "request_success_total": [(last_s, ones)],
         "time_to_first_token_seconds_sum": [(first_s, ttft_s(rows))],
-        "time_to_first_token_seconds_count": [(first_s, one)],
+        "time_to_first_token_seconds_count": [(first_s, ones)],
         "inter_token_latency_seconds_sum": [(done_s, gaps * work["duration_s"])],
         "inter_token_latency_seconds_count": [(done_s, gaps)],
         "request_prompt_tokens_sum": [(last_s, traffic.input_length)],
-        "request_prompt_tokens_count": [(last_s, one)],
+        "request_prompt_tokens_count": [(last_s, ones)],
         "request_generation_tokens_sum": [(last_s, traffic.output_length)],
-        "request_generation_tokens_count": [(last_s, one)],
+        "request_generation_tokens_count": [(last_s, ones)],
     }
     changes = {}
     for name, parts in added.items():

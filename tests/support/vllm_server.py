@@ -247,7 +247,7 @@ def send(url: str, plan: Sequence[Planned]) -> None:
     """Send every request when it is due, whatever the others do, and wait for all answers."""
     begin_s, tick = time.monotonic(), threading.Event()
 
-    def one(planned: Planned) -> int:
+    def send(planned: Planned) -> int:
         tick.wait(max(0.0, begin_s + planned.at_s - time.monotonic()))
         wanted: dict[str, Any] = {
             "prompt": list(planned.prompt),
@@ -257,4 +257,4 @@ def send(url: str, plan: Sequence[Planned]) -> None:
         return post(url, **wanted)[0]
 
     with ThreadPoolExecutor(len(plan)) as pool:
-        assert set(pool.map(one, plan)) == {200}
+        assert set(pool.map(send, plan)) == {200}

@@ -1,29 +1,25 @@
 """The Python API: what ``import tuner`` offers scripts and notebooks; docs/more.md shows it."""
 
-import asyncio
 import multiprocessing
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from tuner.commands.options import SweepOptions
+import numpy as np
+from numpy.typing import NDArray
+
 from tuner.commands.root import parsed
-from tuner.commands.shared.options import as_typed
 from tuner.commands.shared.run_folder import read_run
-from tuner.commands.sweep import prepared, swept, written
+from tuner.commands.sweep import prepared, swept
 from tuner.errors import TunerError, UsageError
 from tuner.profile import profile as profiles
 from tuner.profile.profile import ServingProfile
 from tuner.profile.summary import block_of
 from tuner.rollout import fit
+from tuner.runs.journal import Replayed
 from tuner.system import interruption
 from tuner.views.profile import curve_table
-
-Rows = list[dict[str, Any]]
-
-NOT_HERE = {"trace", "overrides", "json", "dry_run", "ray"}
-"""Options of ``tuner sweep`` that print, or that have another form here."""
 
 
 def sweep(
@@ -40,30 +36,26 @@ def sweep(
     arguments. A run that ``run_dir`` holds continues. Progress goes to stderr. Works inside a
     running event loop. Raises TunerError.
     """
-    known = {*SweepOptions.__struct_fields__} - NOT_HERE
-    if unknown := sorted(options.keys() - known):
-        raise UsageError(
-            f"tuner.sweep has no option {unknown[0]!r}", hint=f"It has {', '.join(sorted(known))}."
-        )
-    arguments = tuple(f"{key}={value}" for key, value in (set or {}).items())
-    lists = {name: tuple(each) for name, each in options.items() if isinstance(each, list)}
-    given = SweepOptions(trace=Path(trace), overrides=arguments, **{**options, **lists})
-    wanted: SweepOptions = parsed(["sweep", *as_typed(given)])  # which checks every value
+    words = [f"--set={name}={value}" for name, value in (set or {}).items()]
+    for name, given in {"trace": trace, **options}.items():
+        flag = f"--{name.replace('_', '-')}"
+        for value in given if isinstance(given, list) else [given]:
+            if value is True:
+                words.append(flag)
+            elif value is not None and value is not False:
+                words.append(f"{flag}={value}")
+    wanted = parsed(["sweep", *words])  # which checks every value
+    if wanted.dry_run or wanted.ray is not None:
+        hint = "Leave out dry_run and ray, or use the command."
+        raise UsageError("tuner.sweep makes a whole sweep on this machine", hint=hint)
     if wanted.world is None and getattr(multiprocessing.current_process(), "_inheriting", False):
         raise UsageError(  # without a guard the engine's process would tune again
             "tuner.sweep runs while the engine's process imports the main module again",
             hint='Put it under: if __name__ == "__main__":',
         )
 
-    def work() -> ServingProfile:
-        return written(wanted, swept(prepared(wanted)))[0]
-
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return work()
-    with ThreadPoolExecutor(1, "tuner.sweep") as pool:  # a loop runs already, as in a notebook
-        result = pool.submit(work)
+    with ThreadPoolExecutor(1, "tuner.sweep") as pool:  # a loop may run here, as in a notebook
+        result = pool.submit(lambda: swept(prepared(wanted)).profile)
         try:
             return result.result()
         except KeyboardInterrupt:
@@ -87,19 +79,17 @@ def engine_args(profile: ServingProfile) -> dict[str, Any]:
     return fit.settings(profile)
 
 
-def curve(profile: ServingProfile) -> Rows:
+def curve(profile: ServingProfile) -> list[dict[str, Any]]:
     """Return a record for each step: ``pandas.DataFrame(tuner.curve(profile))``. Times in
     seconds."""
     return [dict(row) for row in curve_table(profile).records()]
 
 
-def table(run_dir: str | Path, name: str) -> Rows:
-    """Return the rows of a run's ``replays`` (the windows that were replayed), ``requests`` (those
-    sent) or ``iterations`` (the engine's). Times in seconds."""
-    from tuner.views.tables import of_run  # noqa: PLC0415 - pyarrow
-
-    rows: Rows = of_run(read_run(Path(run_dir)), name).to_pylist()
-    return rows
+def table(run_dir: str | Path, name: str) -> NDArray[Any]:
+    """Return the ``requests`` that a run has sent, the engine's ``iterations``, or the ``device``'s
+    readings: ``pandas.DataFrame(tuner.table("run", "requests"))``. Times in seconds."""
+    book = read_run(Path(run_dir))
+    return np.concatenate([getattr(book.replay(event), name) for event in book.of(Replayed)])
 
 
 __all__ = [

@@ -4,13 +4,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tuner.commands.options import CompareOptions
-from tuner.commands.shared.machine import Machine, differs, machine_of
+from tuner.commands.shared.machine import Machine, check_arguments, differs, machine_of
 from tuner.commands.shared.next_step import after, command
 from tuner.commands.shared.options import in_plan
-from tuner.commands.shared.results import finish
-from tuner.commands.shared.run_folder import kept, open_run
+from tuner.commands.shared.run_folder import finish, kept, open_run
 from tuner.commands.shared.traffic import served_in
-from tuner.commands.shared.trust import check_arguments
 from tuner.engines.engine_arguments import engine_arguments
 from tuner.engines.provenance import environment_differs
 from tuner.engines.seam import Starter
@@ -115,7 +113,7 @@ def _starters(
                 f"{arguments['model']}",
                 hint="Give --base and --profile of one model.",
             )
-        check_arguments(profile, arguments, source=options.profile)
+        check_arguments(profile, options.profile, confirmed=arguments)
     base = VllmStarter(arguments, sampling=machine.sampling)
     return base, of_profile or base
 

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tuner.commands.shared.results import finish
+from tuner.commands.shared.run_folder import finish
 from tuner.engines.vllm.start import VllmStarter
 from tuner.profile.summary import minutes
 from tuner.runs.ladder import STEPS, doubling

@@ -56,7 +56,7 @@ class RefineOptions(Options):
     search: tuple[str, ...] = ()
     require: tuple[str, ...] = ()
     world: Path | None = None
-    overrides: tuple[str, ...] = ()
+    trust: bool = False
     force: bool = False
     storage: str | None = None
     budget: str = "20m"
@@ -123,7 +123,7 @@ class PlanOptions(Options):
     """
 
     profile: Path
-    other: Path | None = None
+    second: Path | None = None
     load: str = "1x"
     replicas: int | None = None
     price: float | None = None
@@ -147,10 +147,10 @@ class VerifyOptions(Options):
     require: tuple[str, ...] = ()
     tolerance: float = TOLERANCE
     world: Path | None = None
-    overrides: tuple[str, ...] = ()
+    trust: bool = False
     force: bool = False
     url: str | None = None
-    send_load: int | None = None
+    send_load: bool = False
     run_dir: Path | None = None
     json: bool = False
 

@@ -5,7 +5,7 @@ import math
 from tuner.commands.options import PlanOptions
 from tuner.commands.shared.next_step import command
 from tuner.commands.shared.options import as_typed, times
-from tuner.commands.shared.results import finish
+from tuner.commands.shared.run_folder import finish
 from tuner.commands.shared.traffic import required_of
 from tuner.errors import GateError, UsageError
 from tuner.profile.evidence import twin_of
@@ -13,8 +13,8 @@ from tuner.profile.plan import Fleet, shared_caps
 from tuner.profile.profile import ServingProfile
 from tuner.profile.profile import load as load_profile
 from tuner.profile.summary import is_simulated, percent, with_share
-from tuner.views.numbers import COLUMNS
 from tuner.views.page import Cell, Column, Page, Section, Table
+from tuner.views.profile import COLUMNS
 
 MOST_LOAD, MOST_TIMES = 16.0, 1e6
 """Of the profile's traffic, on one replica and in all."""
@@ -25,8 +25,8 @@ SHOWN = ("attainment", "goodput_rps", "tpot_p95_s", "e2el_p99_s")
 def run(options: PlanOptions) -> None:
     """Ask and print. Raises GateError, ProfileError and UsageError."""
     profile = load_profile(options.profile)
-    if options.other is not None:
-        _compare(options, profile, load_profile(options.other))
+    if options.second is not None:
+        _compare(options, profile, load_profile(options.second))
         return
     fleet = _fleet(options, profile)
     cap, needed, here = fleet.cap, fleet.needed, _replicas(fleet.replicas)
@@ -111,7 +111,7 @@ def _compare(options: PlanOptions, *profiles: ServingProfile) -> None:
             f"{' '.join(given)}: of two profiles only their curves are compared",
             hint="Leave it out, or ask of each profile by itself.",
         )
-    paths, names = [str(options.profile), str(options.other)], ("first", "second")
+    paths, names = [str(options.profile), str(options.second)], ("first", "second")
     caps, best = shared_caps(profiles)
     columns = [
         COLUMNS["max_num_seqs"],

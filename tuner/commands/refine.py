@@ -8,13 +8,11 @@ from functools import partial
 from msgspec.structs import replace
 
 from tuner.commands.options import RefineOptions
-from tuner.commands.shared.machine import Machine, check_machine, machine_of
+from tuner.commands.shared.machine import Machine, machine_for
 from tuner.commands.shared.next_step import after, check_required, command, is_short
 from tuner.commands.shared.options import in_plan
-from tuner.commands.shared.results import finish
-from tuner.commands.shared.run_folder import kept, open_run
+from tuner.commands.shared.run_folder import finish, kept, open_run
 from tuner.commands.shared.traffic import one_engines, required_of, served_in, warnings_about
-from tuner.commands.shared.trust import check_confirmed
 from tuner.commands.sweep import origin_of
 from tuner.engines import provenance
 from tuner.engines.arguments import ArgumentValue, Setting
@@ -61,11 +59,7 @@ def run(options: RefineOptions) -> None:
             f"{options.trace}: requests served: {len(requests)}, too few to know any limit",
             hint=f"Capture more traffic: at least {FEWEST_REQUESTS} requests, better hundreds.",
         )
-    machine = machine_of(options, profile.model, profile.sampling)
-    if options.world is None:
-        check_confirmed(profile, options.overrides, source=options.profile)
-    if not options.force:
-        check_machine(profile, machine)
+    machine = machine_for(options, profile)
     block_size = trace.header.block_size
     space = space_of(options, profile, machine, requests=requests, block_size=block_size)
     settings = _settings(options, profile, block_size)

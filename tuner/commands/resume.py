@@ -8,9 +8,7 @@ from tuner.commands.shared.next_step import command
 from tuner.commands.shared.run_folder import read_run
 from tuner.engines.arguments import not_allowed
 from tuner.engines.engine_arguments import engine_arguments
-from tuner.errors import ProfileError, RunError, UsageError
-from tuner.profile.profile import load as load_profile
-from tuner.trace.trace import load
+from tuner.errors import ProfileError, RunError
 
 RESUMED = ("sweep", "refine", "compare", "verify")
 
@@ -24,8 +22,6 @@ def run(options: ResumeOptions) -> None:
             hint="Give the folder of a run as tuner wrote it.",
         )
     if options.budget is not None:
-        if words[0] == "verify":
-            raise UsageError("--budget: tuner verify has none", hint="Leave it out.")
         words.append(f"--budget={options.budget}")
     again = root.parsed(words)
     if risks := _risks(words[0], again):
@@ -41,15 +37,12 @@ def _risks(name: str, options: Any) -> list[str]:  # noqa: ANN401 - of any comma
     """Return what only a user may ask for, and a stranger's journal does."""
     risks = [f"--{name}" for name in ("ray", "storage", "url") if getattr(options, name, None)]
     if name in {"refine", "verify"}:
-        return risks + ["--set"] * bool(options.overrides)  # confirms what a profile may not set
+        return risks + ["--trust"] * options.trust
     if options.world is None:
-        model = load(options.trace).header.model
-        if name == "compare" and options.profile is not None:
-            model = load_profile(options.profile).model
         arguments = engine_arguments(
             model=getattr(options, "model", None),
             base=options.base,
-            header_model=model,
+            header_model="tuner:tiny",
             overrides=options.overrides,
         )
         risks += not_allowed(arguments)

@@ -15,20 +15,16 @@ from tuner.errors import UsageError
 USAGE: Any = typer.BadParameter.__mro__[1]
 """The base of all that typer's parser raises."""
 
-COMMANDS: dict[str, tuple[type[Options], str]] = {
-    "sweep": (commands.SweepOptions, "Tune"),
-    "refine": (commands.RefineOptions, "Tune"),
-    "compare": (commands.CompareOptions, "Tune"),
-    "doctor": (commands.DoctorOptions, "Tune"),
-    "show": (commands.ShowOptions, "Look"),
-    "plan": (commands.PlanOptions, "Look"),
-    "verify": (commands.VerifyOptions, "Roll out"),
-    "apply": (commands.ApplyOptions, "Roll out"),
-    "live": (commands.LiveOptions, "Roll out"),
-    "watch": (commands.WatchOptions, "Roll out"),
-    "resume": (commands.ResumeOptions, "Roll out"),
+PANELS = {
+    "Tune": ("sweep", "refine", "compare", "doctor"),
+    "Look": ("show", "plan"),
+    "Roll out": ("verify", "apply", "live", "watch", "resume"),
 }
-"""Name → its options and its panel in ``--help``; ``run`` of its module takes the options."""
+"""Panel in ``--help`` → commands: ``run`` of a command's module takes its options."""
+
+
+def options_of(name: str) -> type[Options]:
+    return getattr(commands, f"{name.title()}Options")  # type: ignore[no-any-return]
 
 
 class Commands(TyperGroup):
@@ -73,8 +69,10 @@ def root(
 
 
 app.add_typer(trace.app, name="trace", rich_help_panel="Traffic")
-for _name, (_options, _panel) in COMMANDS.items():
-    app.command(_name, rich_help_panel=_panel)(command(_options, f"tuner.commands.{_name}"))
+for _panel, _names in PANELS.items():
+    for _name in _names:
+        _run = command(options_of(_name), f"tuner.commands.{_name}")
+        app.command(_name, rich_help_panel=_panel)(_run)
 
 
 def parsed(words: Sequence[str]) -> Any:  # noqa: ANN401 - the options of that command
@@ -87,7 +85,7 @@ def parsed(words: Sequence[str]) -> Any:  # noqa: ANN401 - the options of that c
         raise UsageError(
             f"{words[0]}: {problem.format_message()}", hint="docs/cli.md says what it may be."
         ) from None
-    return filled(COMMANDS[words[0]][0], values)
+    return filled(options_of(words[0]), values)
 
 
 def run(name: str, options: Options) -> None:

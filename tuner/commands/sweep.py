@@ -3,20 +3,27 @@
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack, closing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, NamedTuple
 
-import msgspec
+from msgspec import structs
 
 from tuner.commands import forecast
 from tuner.commands.options import ShowOptions, SweepOptions
+from tuner.commands.shared.machine import simulated
 from tuner.commands.shared.next_step import after, again, check_required
 from tuner.commands.shared.options import in_plan, times
-from tuner.commands.shared.results import keep_result
-from tuner.commands.shared.run_folder import check_command, kept, making_sense, open_run, read_run
+from tuner.commands.shared.run_folder import (
+    check_command,
+    keep_result,
+    kept,
+    making_sense,
+    open_run,
+    read_run,
+)
 from tuner.commands.shared.traffic import one_engines, served_in, warnings_about
 from tuner.engines import provenance
 from tuner.engines.devices import DeviceMeter, gpus_of
@@ -29,7 +36,7 @@ from tuner.live.prometheus import Exporter
 from tuner.profile import profile as profiles
 from tuner.profile.profile import ServingProfile
 from tuner.runs.bench import execute
-from tuner.runs.journal import NO_SENSE, Journal
+from tuner.runs.journal import Journal
 from tuner.runs.result import (
     SweepOutcome,
     in_use,
@@ -42,27 +49,19 @@ from tuner.runs.settings import SweepSettings, settings_in
 from tuner.runs.sweep.sweep import sweep
 from tuner.trace.record import SCHEDULE
 from tuner.trace.trace import Trace, TraceRequest, load, write
-from tuner.traffic.clients import turns_of
-from tuner.traffic.slo import Slo, parse_slo
+from tuner.traffic.slo import parse_slo
 from tuner.traffic.window import choose_part, parse_duration_s, parse_window
+from tuner.twin.verdict import Verdict
 from tuner.views.live import Progress
 from tuner.views.page import Page
 from tuner.views.profile import profile_page
 from tuner.views.text import print_json, print_page
 
-AGAIN = Path("again.yaml")
-"""Where the profile of a run that is decided again may go: the run keeps its own."""
-IN_PLAN = (
-    *("window", "step", "router"),
-    *("ceiling", "slo", "require", "budget"),
-)
-"""Options that every measurement rests on."""
 TRACE_COPY = "trace.jsonl"
-"""In the run directory: the requests that were tuned for, so that the run can be rescored."""
+"""In the run directory: the requests that were tuned for, so that the run can be decided again."""
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
+class Job(NamedTuple):
     """A sweep of one trace on one kind of engine, checked; nothing has been started for it."""
 
     options: SweepOptions
@@ -77,42 +76,29 @@ class Job:
     began_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Swept:
-    """A finished run, or one that was decided again."""
+class Swept(NamedTuple):
+    """A sweep that has ended, or was decided again."""
 
-    outcome: SweepOutcome
-    settings: SweepSettings
-    trace_warnings: Sequence[str]
-    book: Journal
-    wall_s: float
+    profile: ServingProfile
+    verdict: Verdict
+    page: Page
 
-    @property
-    def run_dir(self) -> Path:
-        return self.book.run_dir
-
-    @property
-    def warnings(self) -> list[str]:
-        """Return the warnings about the result, the trace's own last."""
-        outcome = self.outcome
-        doubts = second_thoughts(outcome)
-        return [*outcome.verdict.warnings, *doubts, *outcome.warnings, *self.trace_warnings]
+    def with_next(self, command: str) -> "Swept":
+        return self._replace(page=structs.replace(self.page, next=command))
 
 
 def run(options: SweepOptions) -> None:
     """Run the whole sweep, write its profile and print its result. Raises TunerError."""
     if options.ray is not None:
-        from tuner.commands import kinds  # noqa: PLC0415 - what a cluster takes
+        from tuner.commands import kinds  # noqa: PLC0415 - imports ray
 
         kinds.run(options)
         return
     job = prepared(options)
     if options.dry_run:
         forecast.show(job, again("sweep", options, dry_run=False))
-        return
-    done = swept(job)
-    profile, page = written(options, done)
-    _conclude(done, profile, page, options, options.output)
+    else:
+        _conclude(swept(job), options, options.output)
 
 
 def prepared(options: SweepOptions) -> Job:
@@ -127,16 +113,11 @@ def job_on(options: SweepOptions, trace: Trace, starter: Starter, began_s: float
     """Return what of a trace one engine gets. Raises TraceError, UsageError."""
     requests, warnings = served_in(trace, options.trace), warnings_about(trace)
     ranks = int(getattr(starter, "ranks", 1))
-    if trace.header.source == SCHEDULE:
+    is_closed = options.closed_sessions or trace.header.source == SCHEDULE
+    if is_closed:
         warnings.append(
-            "the recorded concurrency is held at every step: the twin, which knows open loops "
-            "only, does not decide"
-        )
-    elif options.closed_sessions:
-        warnings.append(
-            f"closed sessions: {len(turns_of(requests)):,} of {len(requests):,} requests wait for "
-            "the turn before them; the others leave as recorded, and the twin, which knows open "
-            "loops only, does not decide"
+            "requests wait for others, as in closed sessions or at a recorded concurrency: the "
+            "twin, which knows open loops only, does not decide"
         )
     if ranks > 1:
         warnings.append(
@@ -154,13 +135,13 @@ def job_on(options: SweepOptions, trace: Trace, starter: Starter, began_s: float
         "trace_block_size": trace.header.block_size,
         "given": sorted(starter.arguments) if isinstance(starter, VllmStarter) else [],
         "confirm": "inproc" if options.world or options.ray else "server",
-        **in_plan(options, *IN_PLAN),
+        **in_plan(options, "window", "step", "router", "ceiling", "slo", "require", "budget"),
         "headroom": _headroom(options.headroom),
-        "closed_sessions": options.closed_sessions or trace.header.source == SCHEDULE,
+        "closed_sessions": is_closed,
         "replicas": replicas,
         "ranks": ranks,
     }
-    settings = settings_in(plan, slo=_slo_in(options.slo))
+    settings = settings_in(plan, slo=parse_slo(options.slo) if options.slo else None)
     if parse_window(options.window) is not None:
         # refused before an engine is started for it
         choose_part(requests, options.window, length_s=1.0)
@@ -172,11 +153,8 @@ def starter_of(options: SweepOptions, header_model: str | None) -> Starter:
     if options.world is not None:
         if options.overrides:
             raise UsageError("--set is for a real engine", hint="Write it into the world file.")
-        from tuner.engines.sim.start import SimStarter  # noqa: PLC0415 - numba
-        from tuner.engines.sim.world import read_world  # noqa: PLC0415
-
         model, ranks = options.model or header_model, _stated(options, "data_parallel_size") or 1
-        return SimStarter(read_world(options.world), model=model, ranks=ranks)
+        return simulated(options.world, model, ranks=ranks)
     arguments = engine_arguments(
         model=options.model,
         base=options.base,
@@ -202,12 +180,9 @@ def _stated(options: SweepOptions, name: str) -> int | None:
     return None if options.base is None else stated_number(options.base, name)
 
 
-def _slo_in(text: str | None) -> Slo | None:
-    return None if text is None else parse_slo(text)
-
-
 def swept(job: Job) -> Swept:
-    """Measure all that the run does not hold yet, and decide. Raises TunerError."""
+    """Measure all that the run does not hold yet, decide, and write the profile, into the run
+    directory first. Raises TunerError."""
     options, starter = job.options, job.starter
     confirming, read, began_s = None, None, None
     cap, is_stated = _stated(options, "max_num_seqs"), True
@@ -242,22 +217,13 @@ def swept(job: Job) -> Swept:
             confirming=confirming,
             began_s=began_s,
         )
-        return finished(job, execute(work, starter, book), book)
-
-
-def finished(job: Job, outcome: SweepOutcome, book: Journal) -> Swept:
-    """Return a run that has just ended."""
-    wall_s = time.monotonic() - job.began_s
-    return Swept(_beside_now(outcome, book), job.settings, job.warnings, book, wall_s)
-
-
-def _beside_now(outcome: SweepOutcome, book: Journal) -> SweepOutcome:
-    """Return the outcome with what is set now: by ``--base`` or ``--set``, or by vLLM itself."""
-    if (now := book.plan.get("now")) is None:
-        return outcome
-    cap, is_stated = now
-    source: Literal["base", "default"] = "base" if is_stated else "default"
-    return replace(outcome, in_use=in_use(outcome.conclusion, int(cap), source))
+        done = sealed(execute(work, starter, book), job.warnings, job.began_s)
+    done = done.with_next(_next(options, done.profile))
+    profiles.keep(done.profile, book.run_dir)
+    keep_result(book.run_dir, _json(done, options.output), done.page)
+    profiles.check_output(options.output)
+    profiles.save(done.profile, options.output)
+    return done
 
 
 def keep_trace(job: Job, book: Journal) -> None:
@@ -266,42 +232,26 @@ def keep_trace(job: Job, book: Journal) -> None:
         write(Trace.of(job.trace.header, job.requests), path, mode=0o600)
 
 
-def rescored(book: Journal, *, slo: str | None = None, require: Sequence[str] = ()) -> Swept:
-    """Decide one trace's stored run again, by default under its own plan. Raises RunError,
-    InputError."""
-    began_s, run_dir, plan = time.monotonic(), book.run_dir, book.plan
-    try:
-        plan = {**plan, "require": list(require) or plan["require"]}
-        settings = settings_in(plan, slo=_slo_in(slo or plan["slo"]))
-    except NO_SENSE as error:
-        raise RunError(
-            f"{run_dir}/journal.jsonl:1: the plan cannot be read ({repr(error)[:200]})",
-            hint="Name the run directory of a sweep of this version of tuner.",
-        ) from error
-    trace = load(run_dir / TRACE_COPY)
-    if trace.digest != plan["requests_digest"]:
-        raise RunError(
-            f"{run_dir / TRACE_COPY}: holds other requests than were replayed: it was changed",
-            hint="Restore the file as tuner wrote it, or sweep the trace again.",
-        )
-    outcome = _beside_now(rescore(trace.requests, settings, book), book)
-    wall_s = time.monotonic() - began_s
-    return Swept(outcome, settings, warnings_about(trace), book, wall_s)
-
-
-def sealed(done: Swept) -> ServingProfile:
-    """Return the profile of a finished run, with all of its warnings."""
-    settings, plan = done.settings, done.book.plan
+def sealed(outcome: SweepOutcome, trace_warnings: Sequence[str], began_s: float) -> Swept:
+    """Return the profile of a run with all of its warnings, the trace's own last, and what is set
+    now: by ``--base`` or ``--set``, or by vLLM itself."""
+    settings, book = outcome.basis.settings, outcome.basis.evidence.journal
+    if (now := book.plan.get("now")) is not None:
+        cap, is_stated = now
+        baseline = in_use(outcome.conclusion, int(cap), "base" if is_stated else "default")
+        outcome = replace(outcome, in_use=baseline)
+    doubts = [*outcome.verdict.warnings, *second_thoughts(outcome), *outcome.warnings]
     origin = origin_of(
-        done.outcome,
-        done.warnings,
-        wall_s=done.wall_s,
-        ranks=int(plan["ranks"]),
-        given=[str(name) for name in plan["given"]],
+        outcome,
+        [*doubts, *trace_warnings],
+        wall_s=time.monotonic() - began_s,
+        ranks=int(book.plan["ranks"]),
+        given=list(book.plan["given"]),
     )
-    return profile_of(
-        done.outcome, {**origin, "replicas": settings.replicas, "router": settings.router}
-    )
+    origin |= {"replicas": settings.replicas, "router": settings.router}
+    profile = profile_of(outcome, origin)
+    page = profile_page(profile, subject=f"Sweep {book.run_dir}", next_="")
+    return Swept(profile, outcome.verdict, structs.replace(page, run_dir=str(book.run_dir)))
 
 
 def origin_of(
@@ -333,36 +283,28 @@ def origin_of(
 def decide_again(options: ShowOptions) -> None:
     """Decide a stored run again, under another SLO or other requirements, without an engine; write
     its profile to ``-o``. Raises TunerError."""
-    output = options.output
+    began_s, output = time.monotonic(), options.output
     if output is not None:
         profiles.check_output(output)
-    book = read_run(options.source)
+    book, path = read_run(options.source), options.source / TRACE_COPY
     check_command(book, "sweep")
-    with making_sense(options.source, is_stored=True):
-        done = rescored(book, slo=options.slo, require=options.require)
-        profile = sealed(done)
-    if output is not None:
-        profiles.save(profile, output)
-    next_ = after(profile, output) if output else again("show", options, output=AGAIN, json=False)
-    _conclude(done, profile, _page(done, profile, next_), options, output)
-
-
-def written(options: SweepOptions, done: Swept) -> tuple[ServingProfile, Page]:
-    """Write the profile, into the run directory first; return it and its page."""
-    with making_sense(done.run_dir, is_stored=True):
-        profile = sealed(done)
-        page = _page(done, profile, _next(options, profile))
-        profiles.keep(profile, done.run_dir)
-        printed = json_object(profile, run_dir=str(done.run_dir), path=str(options.output))
-        keep_result(done.run_dir, printed, page)
-    profiles.check_output(options.output)
-    profiles.save(profile, options.output)
-    return profile, page
-
-
-def _page(done: Swept, profile: ServingProfile, next_: str) -> Page:
-    page = profile_page(profile, subject=f"Sweep {done.run_dir}", next_=next_)
-    return msgspec.structs.replace(page, run_dir=str(done.run_dir))
+    with making_sense(options.source):
+        slo, trace = options.slo or book.plan["slo"], load(path)
+        plan = {**book.plan, "require": [*options.require] or book.plan["require"]}
+        settings = settings_in(plan, slo=slo and parse_slo(slo))
+        if trace.digest != plan["requests_digest"]:
+            raise RunError(
+                f"{path}: holds other requests than were replayed: it was changed",
+                hint="Restore the file as tuner wrote it, or sweep the trace again.",
+            )
+        outcome = rescore(trace.requests, settings, book)
+        done = sealed(outcome, warnings_about(trace), began_s)
+    if output is None:  # the run keeps its own
+        next_ = again("show", options, output=Path("again.yaml"), json=False)
+    else:
+        profiles.save(done.profile, output)
+        next_ = after(done.profile, output)
+    _conclude(done.with_next(next_), options, output)
 
 
 def _next(options: SweepOptions, profile: ServingProfile) -> str:
@@ -378,21 +320,25 @@ def _next(options: SweepOptions, profile: ServingProfile) -> str:
     return after(profile, options.output, base=options.base)
 
 
-def _conclude(
-    done: Swept,
-    profile: ServingProfile,
-    page: Page,
-    options: SweepOptions | ShowOptions,
-    path: Path | None,
-) -> None:
+def _json(done: Swept, path: Path | None) -> dict[str, Any]:
+    written_to = None if path is None else str(path)
+    return json_object(done.profile, run_dir=done.page.run_dir, path=written_to)
+
+
+def _conclude(done: Swept, options: SweepOptions | ShowOptions, path: Path | None) -> None:
     """Print the answer. Raises GateError, and UndecidedError where it cannot be defended."""
     if options.json:
-        written_to = None if path is None else str(path)
-        print_json(json_object(profile, run_dir=str(done.run_dir), path=written_to))
+        print_json(_json(done, path))
     else:
-        print_page(page, details=options.details if isinstance(options, ShowOptions) else None)
-    verdict, source = done.outcome.verdict, path or done.run_dir
-    check_required(profile, source, cure=verdict.cure, next_=page.next)
+        print_page(done.page, details=getattr(options, "details", False))
+    check_decided(done, path or Path(done.page.run_dir))
+
+
+def check_decided(done: Swept, source: Path) -> None:
+    """Raise GateError where the choice breaks what is required, UndecidedError where it cannot be
+    defended."""
+    verdict = done.verdict
+    check_required(done.profile, source, cure=verdict.cure, next_=done.page.next)
     if not verdict.is_defended:
         hint = f"{source} is safe to serve but not defended; give a larger --budget."
         if verdict.kind == "overloaded":

@@ -2,59 +2,57 @@
 
 import math
 import os
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 
 from tuner.commands.options import SweepOptions, VerifyOptions
-from tuner.commands.shared.machine import check_machine, machine_of
-from tuner.commands.shared.next_step import after, again
+from tuner.commands.shared.machine import machine_for
+from tuner.commands.shared.next_step import after, again, command
 from tuner.commands.shared.options import in_plan
-from tuner.commands.shared.results import finish
-from tuner.commands.shared.run_folder import kept, open_run
+from tuner.commands.shared.run_folder import finish, kept, open_run
 from tuner.commands.shared.traffic import one_engines, required_of, served_in
-from tuner.commands.shared.trust import check_confirmed
 from tuner.engines import provenance
-from tuner.engines.arguments import WHICH_DEVICE
-from tuner.engines.paged import WARM_UPS
 from tuner.engines.seam import EngineFacts, Starter
 from tuner.engines.server import RunningServer
 from tuner.engines.vllm.start import VllmStarter
 from tuner.errors import GateError, UndecidedError, UsageError
 from tuner.live import prometheus
 from tuner.live import server as live_server
-from tuner.live.server import LiveServer
-from tuner.profile import served_models
-from tuner.profile.evidence import StoredTwin, twin_of
+from tuner.profile.evidence import twin_of
 from tuner.profile.profile import ServingProfile, keep
 from tuner.profile.profile import load as load_profile
-from tuner.replay.soundness import Read
-from tuner.runs.bench import Build
-from tuner.runs.verify import Verification, Verified, verify
+from tuner.profile.served_models import model_mismatch
+from tuner.profile.summary import engine_time, is_simulated, percent, with_share
+from tuner.runs.verify import Gate, Verification, Verified, verify
 from tuner.system import http
-from tuner.trace.trace import TraceRequest, load
-from tuner.traffic.workload import keep_what_fits, parse_step_s
+from tuner.trace.trace import load
+from tuner.traffic.workload import parse_step_s
 from tuner.views.live import Progress
-from tuner.views.verify import broken_in_words, verify_page
+from tuner.views.page import Cell, Column, Page, Section, Table, text
 
 KEY = "TUNER_API_KEY"
 """Variable with the key of a server."""
-BLOCK_SIZE, ANY_LENGTH = 16, 2**31
-"""vLLM's, where a server does not report them."""
+BLOCK_SIZE, ANY_LENGTH, VOCABULARY = 16, 2**31, 2**15
+"""Where a server does not report them."""
 
 
 def run(options: VerifyOptions) -> None:
     """Verify and print. Raises GateError when a promise is broken, and other TunerErrors."""
-    if options.send_load is not None and options.url is None:
-        raise UsageError("--send-load is for --url", hint="Add --url, or leave it out.")
     if options.url is not None and options.world is not None:
         raise UsageError("--url and --world cannot be combined", hint="Leave out --world.")
     profile = load_profile(options.profile)
-    trace, origin, progress = load(options.trace), profile.provenance, Progress()
+    trace, origin = load(options.trace), profile.provenance
     replicas = (options.replicas or origin.replicas) * origin.ranks
     served = served_in(trace, options.trace)
     requests = one_engines(served, replicas=replicas, router=origin.router)
-    twin = _twin(options, profile)
+    front_end = profile.front_end if is_behind_server(options, profile) else None
+    cure = "Sweep again; only a twin can predict this trace's windows."
+    twin = twin_of(profile, options.profile, cure=cure, behind=front_end)
+    if profile.decision.verdict in {"overloaded", "inconclusive"} and not options.force:
+        raise GateError(
+            f"{options.profile}: its verdict is {profile.decision.verdict}: it promises nothing "
+            "that could be kept",
+            hint="Sweep again with what its reason asks for, or verify it all the same: --force.",
+        )
     question = Verification(
         profile=profile,
         twin=twin,
@@ -63,43 +61,39 @@ def run(options: VerifyOptions) -> None:
         tolerance=options.tolerance,
         requirements=required_of(profile, options.require, headroom=math.inf),
     )
+    starter: Starter
     if options.url is None:
-        starter, read = _fresh(options, profile)
+        machine = machine_for(options, profile)
+        starter, read = machine.starter(profile.engine), machine.read
+        if isinstance(starter, VllmStarter) and is_behind_server(options, profile):
+            starter = replace(starter, kind="serve")
     else:
-        starter, question = _running(options, options.url, profile, requests, question, progress)
-        read = None
+        starter, read = _running(options, options.url, profile), None
+        question = replace(question, url=starter.url)
     plan = {
         "profile_digest": profile.digest,
         "trace_digest": trace.digest,
         **in_plan(options, "step", "replicas", "require", "tolerance", "url"),
     }
     book = open_run("verify", options, plan)
+    run_dir = str(book.run_dir)
     with kept(book):
-        with progress:
+        with Progress() as progress:
             verified = verify(requests, starter, question, book, progress, read)
         keep(profile, book.run_dir)
         result = {
-            "profile": str(options.profile),
-            "trace": str(options.trace),
             "kept": all(gate.kept for gate in verified.gates),
             "gates": verified.gates,
             "p95_ms": verified.p95_ms,
-            "run_dir": str(book.run_dir),
+            "run_dir": run_dir,
         }
-        page = verify_page(
-            verified,
-            profile,
-            tolerance=options.tolerance,
-            run_dir=str(book.run_dir),
-            next_=_next(options, profile, verified),
-        )
-        finish(options, result, page, book.run_dir)
+        finish(options, result, _page(options, profile, verified, run_dir), book.run_dir)
     check_gates(verified)
 
 
 def check_gates(verified: Verified) -> None:
     """Raise GateError where a gate is broken, UndecidedError where others took the cores."""
-    broken = "; ".join(broken_in_words(gate) for gate in verified.gates if not gate.kept)
+    broken = "; ".join(_in_words(gate) for gate in verified.gates if not gate.kept)
     if broken and verified.taken is not None:
         raise UndecidedError(
             f"{verified.taken} while it was replayed: {broken}",
@@ -117,80 +111,92 @@ def is_behind_server(options: VerifyOptions, profile: ServingProfile) -> bool:
     return options.url is not None or is_started
 
 
-def _twin(options: VerifyOptions, profile: ServingProfile) -> StoredTwin:
-    """Return the profile's twin. Raises ProfileError, and GateError where nothing is promised."""
-    front_end = profile.front_end if is_behind_server(options, profile) else None
-    cure = "Sweep again; only a twin can predict this trace's windows."
-    twin = twin_of(profile, options.profile, cure=cure, behind=front_end)
-    if profile.decision.verdict in {"overloaded", "inconclusive"} and not options.force:
-        raise GateError(
-            f"{options.profile}: its verdict is {profile.decision.verdict}: it promises nothing "
-            "that could be kept",
-            hint="Sweep again with what its reason asks for, or verify it all the same: --force.",
-        )
-    return twin
-
-
-def _fresh(options: VerifyOptions, profile: ServingProfile) -> tuple[Starter, Read | None]:
-    """Return what starts engines with the profile's arguments, and what reads the device."""
-    machine = machine_of(options, profile.model, profile.sampling)
-    if options.world is None:
-        check_confirmed(profile, options.overrides, source=options.profile)
-    if not options.force:
-        check_machine(profile, machine)
-    starter = machine.starter(profile.engine)
-    if isinstance(starter, VllmStarter) and is_behind_server(options, profile):
-        starter = replace(starter, kind="serve")
-    return starter, machine.read
-
-
-def _running(  # noqa: PLR0913, PLR0917 - what is verified, on what
-    options: VerifyOptions,
-    url: str,
-    profile: ServingProfile,
-    requests: Sequence[TraceRequest],
-    question: Verification,
-    progress: Progress,
-) -> tuple[Starter, Verification]:
-    """Return the server at the address, and the question as it can answer it. Sends no request."""
-    server, warnings = _starter_at(url, profile, is_forced=options.force)
-    for warning in warnings:
-        progress.warn(warning)
-    kept, _ = keep_what_fits(requests, max_model_len=server.facts.max_model_len)
-    planned = len(question.trial(kept, Build("verify", question.cap, server)).requests)
-    most = _allowed(server.url, planned, options.send_load)
-    can_repeat = most is None or most >= 2 * planned + WARM_UPS
-    question = replace(question, url=server.url, repeats=can_repeat)
-    return server, question
-
-
 def _next(options: VerifyOptions, profile: ServingProfile, verified: Verified) -> str:
     """Return what to run next: the rollout, the same again, or a new sweep."""
     if all(gate.kept for gate in verified.gates) or options.world is not None:
         return after(profile, options.profile)
     if verified.taken is not None:
         return again("verify", options, json=False, run_dir=None)
+    if options.url is not None:  # in what it differs from what was measured
+        return command("show", options.profile, options.url)
     slo = profile.decision.slo.slo
     anew = SweepOptions(
         trace=options.trace,
         model=profile.model,
         slo=None if slo.derived else str(slo),
         output=options.profile,
-        overrides=options.overrides,
         replicas=options.replicas or profile.provenance.replicas,
         router=profile.provenance.router or "least",
     )
     return again("sweep", anew)
 
 
+def _page(
+    options: VerifyOptions, profile: ServingProfile, verified: Verified, run_dir: str
+) -> Page:
+    """Return whether the promise was kept, and by how much."""
+    broken, count = sum(not gate.kept for gate in verified.gates), len(verified.gates)
+    title = f"max_num_seqs {profile.decision.max_num_seqs}"
+    aside = f"{count - broken} of {count} gates kept"
+    if broken and verified.taken is not None:
+        title, aside = f"nothing can be concluded about {title}", verified.taken
+    else:
+        title += f" {'breaks' if broken else 'keeps'} its promise"
+        shares = (gate.measured for gate in verified.gates if gate.name == "attainment")
+        title = with_share(next(shares, 1.0), title)
+    is_sim = is_simulated(profile)
+    numbers = (Column(name, name, "number") for name in ("promised", "measured", "limit"))
+    columns = [Column("gate", "gate"), *numbers, Column("result", "result")]
+    rows: list[list[Cell]] = [
+        [
+            _named(gate),
+            _shown(gate, gate.promised) if gate.is_promise else None,
+            _shown(gate, gate.measured),
+            _shown(gate, gate.limit),
+            "kept" if gate.kept else "BROKEN",
+            gate.limit_is,
+        ]
+        for gate in verified.gates
+    ]
+    return Page(
+        subject=f"Verification {run_dir}",
+        title=title,
+        aside="simulated, " * is_sim + aside,
+        facts=[("took", engine_time(verified.engine_s, simulated=is_sim))],
+        sections=[
+            Section("Gates", tables=[Table([*columns, Column("limit_is", "limit is")], rows)])
+        ],
+        run_dir=run_dir,
+        next=_next(options, profile, verified),
+    )
+
+
+def _in_words(gate: Gate) -> str:
+    """Return a gate that was not kept, in words."""
+    words = f"{_named(gate)} was {_shown(gate, gate.measured)}"
+    if not gate.is_promise:
+        return f"{words}, {gate.limit_is}"
+    bound = "at least" if gate.name == "attainment" else "at most"
+    limit = f"{bound} {_shown(gate, gate.limit)}"
+    return f"{words}, promised {_shown(gate, gate.promised)} ({limit})"
+
+
+def _named(gate: Gate) -> str:
+    is_share = gate.name == "attainment"
+    return "share that met the SLO" if is_share else gate.name.removesuffix("_ms")
+
+
+def _shown(gate: Gate, value: float) -> str:
+    if gate.name == "attainment" or gate.name.startswith("kv_cache_usage"):
+        return percent(value)
+    return text("time", value / 1e3) if gate.name.endswith("_ms") else f"{value:,.1f}"
+
+
 # A running server
 
 
-def _starter_at(
-    url: str, profile: ServingProfile, *, is_forced: bool
-) -> tuple[RunningServer, list[str]]:
-    """Return what asks the server at the address, and warnings about it; it was sent no request
-    yet.
+def _running(options: VerifyOptions, url: str, profile: ServingProfile) -> RunningServer:
+    """Return what asks the server at the address; it was sent no request yet.
 
     Raises UsageError, InputError, and GateError for another model or vLLM than the profile's, or
     while the server serves others.
@@ -198,90 +204,41 @@ def _starter_at(
     base, key = live_server.base_of(url), os.environ.get(KEY)
     if key is not None and not (key and key.isascii() and key.isprintable()):
         raise UsageError(f"{KEY} holds no key", hint="Set it to the server's key, or unset it.")
+    if not http.is_loopback(base) and not options.send_load:
+        raise UsageError(
+            f"{base} would get the load of {options.trace}",
+            hint="Is nobody served there who would mind? Then add --send-load.",
+        )
     here = live_server.ask(base)
     if busy := int(sum(map(here.metrics.get, (prometheus.RUNNING, prometheus.WAITING)))):
         raise GateError(
             f"{base} is serving {busy} requests: what is measured beside them is theirs too",
             hint="Wait until it is idle.",
         )
-    if not is_forced:
-        _check_same(profile, here)
-    merged = {**profile.engine, **here.arguments}
-    lengths = [each.max_model_len for each in here.served if each.max_model_len is not None]
-    facts = EngineFacts(
-        engine="server",
-        arguments={k: v for k, v in merged.items() if isinstance(v, str | int | float | bool)},
-        max_model_len=min(lengths, default=_count(merged.get("max_model_len"), ANY_LENGTH)),
-        vocab_size=2**15,
-        block_size=_count(merged.get("block_size"), BLOCK_SIZE),
-        kv_blocks=_count(here.arguments.get("num_gpu_blocks"), 0),
-        start_s=0.0,
-        versions={} if here.version is None else {"vllm": here.version},
-        device={},
-    )
-    served = here.served
-    same = [each for each in served if served_models.model_mismatch(profile, [each]) is None]
-    starter = RunningServer(
-        url=base,
-        model=(same or served)[0].name if served else profile.model,
-        facts=facts,
-        sampling=profile.sampling,
-        key=key,
-        served=partial(_served, base),
-    )
-    return starter, list(_warnings(profile, here))
-
-
-def _allowed(url: str, requests: int, send_load: int | None) -> int | None:
-    """Return how many requests the server may get; None: as many as a replay takes.
-
-    Raises UsageError for a server elsewhere that is to get more than ``--send-load`` allows.
-    """
-    needed = requests + WARM_UPS
-    if send_load is None and http.is_loopback(url):
-        return None
-    if (send_load or 0) < needed:
-        raise UsageError(
-            f"{url} would get {needed:,} requests of this trace's load",
-            hint=f"Is nobody served there who would mind? Then add --send-load {needed}.",
-        )
-    return send_load
-
-
-def _served(base: str) -> float:
-    return live_server.read(base).get(prometheus.FINISHED)
-
-
-def _check_same(profile: ServingProfile, here: LiveServer) -> None:
-    if (mismatch := served_models.model_mismatch(profile, here.served)) is not None:
-        raise GateError(
-            f"the server serves {mismatch.words}",
-            hint="Give that model's server, or verify it all the same: --force.",
-        )
+    mismatch = model_mismatch(profile, here.served)
+    words = None if mismatch is None else f"the server serves {mismatch.words}"
     was, is_ = provenance.vllm_in(profile.provenance.versions), here.version
     if was is not None and is_ is not None and not provenance.is_same(was, is_):
-        raise GateError(
-            f"the profile was measured with vLLM {was}, the server is {is_}",
-            hint="Sweep with the server's vLLM, or verify it all the same: --force.",
-        )
-
-
-def _warnings(profile: ServingProfile, here: LiveServer) -> Iterator[str]:
-    """Yield in what the server differs from what was measured, and what is not known of it."""
-    for name in sorted(profile.engine.keys() & here.arguments.keys()):
-        was, is_ = profile.engine[name], here.arguments[name]
-        if was is not None and was != "auto" and is_ is not None and was != is_:
-            yield f"the profile has {name} {was}, the server {is_}"
-    if here.version is None:
-        yield "the server reports no version: whether it is the vLLM of the profile is not known"
-    variables = profile.provenance.environment or {}
-    given = [f"{name}={value}" for name, value in variables.items() if name not in WHICH_DEVICE]
-    if given:
-        yield (
-            f"the profile was measured with {', '.join(given)} in the environment: whether the "
-            "server has that is not known"
-        )
-
-
-def _count(value: object, default: int) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) else default
+        words = words or f"the profile was measured with vLLM {was}, the server is {is_}"
+    if words is not None and not options.force:
+        raise GateError(words, hint="Give another server, or verify it all the same: --force.")
+    longest = here.arguments.get("max_model_len", profile.engine.get("max_model_len"))
+    same = [each for each in here.served if model_mismatch(profile, [each]) is None]
+    return RunningServer(
+        url=base,
+        model=(same or here.served)[0].name if here.served else profile.model,
+        facts=EngineFacts(
+            engine="server",
+            arguments=here.arguments,
+            max_model_len=longest if isinstance(longest, int) else ANY_LENGTH,
+            vocab_size=VOCABULARY,
+            block_size=BLOCK_SIZE,
+            kv_blocks=0,
+            start_s=0.0,
+            versions={} if is_ is None else {"vllm": is_},
+            device={},
+        ),
+        sampling=profile.sampling,
+        key=key,
+        served=lambda: live_server.read(base).get(prometheus.FINISHED),
+    )

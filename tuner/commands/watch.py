@@ -7,7 +7,7 @@ from contextlib import ExitStack, closing
 
 from tuner.commands.options import FOREVER, WatchOptions
 from tuner.commands.shared.next_step import command
-from tuner.commands.shared.results import finish
+from tuner.commands.shared.run_folder import finish
 from tuner.errors import (
     EngineError,
     GateError,

@@ -13,7 +13,7 @@ from rich.text import Text
 from tuner.profile.summary import milliseconds, minutes, percent
 from tuner.replay.numbers import Measurement
 from tuner.system.printable import printable
-from tuner.views.numbers import cells
+from tuner.views.profile import cells
 
 if TYPE_CHECKING:
     from tuner.live.prometheus import Exporter

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,10 +30,7 @@ def steps_section(replays: Sequence[Replay]) -> Section:
         first, *_ = step = [*places]
         has_room = elapsed_s[step].sum() > LABELED * elapsed_s.sum()
         marks.append(Mark(begins_s[first], str(cap) if has_room else ""))
-    charts = [
-        _chart(*line, x_label="seconds", marks=marks)
-        for line in _lines(replays, begins_s, elapsed_s.sum())
-    ]
+    charts = [_chart(*line, marks) for line in _lines(replays, begins_s, elapsed_s.sum())]
     note = "In flight: between arrival and last token. Running and waiting: in the scheduler. "
     return Section("Steps over time", f"{note}Each line across is a step's max_num_seqs.", charts)
 
@@ -67,9 +63,9 @@ def _lines(
     yield "Device busy", "share", begin_s + np.concatenate(seconds), device["utilisation"]
 
 
-def _chart(title: str, kind: Kind, at_s: Floats, values: Floats, **more: Any) -> Chart:  # noqa: ANN401
+def _chart(title: str, kind: Kind, at_s: Floats, values: Floats, marks: list[Mark]) -> Chart:
     x, y = (each.round(4).tolist() for each in thinned(at_s, values, MOST_POINTS))
-    return Chart(title, x, y, kind, **more)
+    return Chart(title, x, y, kind, x_label="seconds", marks=marks)
 
 
 def thinned(x: Floats, y: Floats, most: int) -> tuple[Floats, Floats]:
@@ -95,24 +91,17 @@ def per_second(
 
 
 def traffic_section(requests: Sequence[TraceRequest], windows: Sequence[Window]) -> Section:
-    """Return what arrived over time and how long it was. At least one request."""
+    """Return what arrived over time and how long it was, with the windows that were replayed. At
+    least one request."""
     at_s, prompts, outputs = np.array(
         [(each.arrival_s, each.input_length, each.output_length) for each in requests], float
     ).T
     length_s = at_s[-1] - at_s[0]
-    charts = []
-    for title, amount in (("Requests", None), ("Output tokens", outputs)):
-        middles_s, values = per_second(at_s - at_s[0], amount, length_s)
-        chart = _chart(
-            f"{title} a second",
-            "count",
-            middles_s + at_s[0],
-            values,
-            x_label="seconds of the trace",
-            shades=[(each.start_s, each.start_s + each.length_s) for each in windows],
-            note="shaded: the windows that each step replays" * bool(windows),
-        )
-        charts.append(chart)
+    marks = [Mark(each.start_s - at_s[0], "replayed", is_accent=True) for each in windows]
+    charts = [
+        _chart(title, "count", *per_second(at_s - at_s[0], amount, length_s), marks)
+        for title, amount in (("Requests a second", None), ("Output tokens a second", outputs))
+    ]
     lengths = (
         f"{name} of {np.mean(tokens):,.0f} tokens on average, {np.quantile(tokens, 0.95):,.0f} at "
         f"p95, {np.max(tokens):,.0f} at most"

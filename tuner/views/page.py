@@ -1,11 +1,10 @@
 """A page: the result of a command, before it is printed, drawn or written. Pure.
 
-Times are in seconds and shares from 0 to 1 in every table and chart; ``texts`` alone decides how
-people read them.
+Times are in seconds and shares from 0 to 1 in every table and chart; ``Table.shown`` and ``text``
+decide how people read them.
 """
 
 import math
-from collections.abc import Sequence
 from typing import Literal
 
 from msgspec import Struct, field
@@ -14,6 +13,7 @@ from tuner.profile.summary import milliseconds, percent
 
 Kind = Literal["text", "count", "number", "share", "time", "change"]
 Cell = str | int | float | bool | None
+FORMATS = {"count": "{:,.0f}", "change": "{:+.1%}"}
 LONG_S = 2.0
 """A column with a time from here on is in seconds, others are in milliseconds."""
 
@@ -34,6 +34,24 @@ class Table(Struct, frozen=True):
     caption: str = ""
     chosen: int | None = None
     """The row that is the answer."""
+
+    def shown(self) -> list[tuple[str, Kind, list[str]]]:
+        """Return heading, kind and cells of each column that people see, as they see them: with
+        three digits, and times in one unit.
+
+        >>> Table([Column("ttft_s", "TTFT", "time")], [[0.0951], [0.03], [None], ["cut"]]).shown()
+        [('TTFT ms', 'time', ['95.1', '30.0', '-', 'cut'])]
+        """
+        result = []
+        for place, column in enumerate(self.columns):
+            heading, kind = column.heading, column.kind
+            cells = [row[place] for row in self.rows]
+            longest_s = max((c for c in cells if isinstance(c, int | float)), default=0.0)
+            unit, times = ("s", 1.0) if longest_s >= LONG_S else ("ms", 1e3)
+            if heading:
+                texts = [_text(kind, cell, times) for cell in cells]
+                result.append((f"{heading} {unit}" if kind == "time" else heading, kind, texts))
+        return result
 
     def records(self) -> list[dict[str, Cell]]:
         names = [column.name for column in self.columns]
@@ -59,17 +77,12 @@ class Chart(Struct, frozen=True):
     low: list[float | None] = field(default_factory=list)
     high: list[float | None] = field(default_factory=list)
     """The ends of an interval for each y, a band behind the line."""
-    points: list[tuple[float, float | None]] = field(default_factory=list)
-    """Measurements beside the line."""
     x_label: str = ""
     by_cap: bool = False
     """Whether x is a ``max_num_seqs``: logarithmic, with a tick and a dot at each."""
     marks: list[Mark] = field(default_factory=list)
     limit: float | None = None
     """Of y, by the SLO."""
-    shades: list[tuple[float, float]] = field(default_factory=list)
-    """Parts of the x axis that are set off."""
-    note: str = ""
 
 
 class Section(Struct, frozen=True):
@@ -98,43 +111,21 @@ class Page(Struct, frozen=True, kw_only=True):
     run_dir: str = ""
     next: str = ""
     """The command to run, as a shell takes it."""
-    missing: str = ""
-    """What is not there yet, where a run has not ended."""
 
     @property
     def tables(self) -> list[Table]:
         return [table for section in self.sections for table in section.tables]
 
 
-def headed(column: Column, cells: Sequence[Cell]) -> str:
-    """Return the heading of a column, with the unit of its times."""
-    return f"{column.heading} {_unit(cells)}" if column.kind == "time" else column.heading
-
-
-def texts(kind: Kind, cells: Sequence[Cell]) -> list[str]:
-    """Return the cells of a column for people, with three digits and in one unit.
-
-    >>> texts("time", [0.0951, 0.03, None, "cut"])
-    ['95.1', '30.0', '-', 'cut']
-    >>> texts("share", [0.972, 1.0]), texts("number", [0.4567, 1234.5]), texts("change", [0.12])
-    (['97.2%', '100%'], ['0.457', '1,234'], ['+12.0%'])
-    """
-    times = 1.0 if _unit(cells) == "s" else 1e3
-    return [_text(kind, cell, times) for cell in cells]
-
-
 def text(kind: Kind, value: float) -> str:
     """Return one value with its unit.
 
-    >>> text("time", 0.0312), text("share", 0.5), text("count", 1200)
-    ('31.2 ms', '50.0%', '1,200')
+    >>> text("time", 0.0312), text("share", 0.972), text("count", 1200), text("change", 0.12)
+    ('31.2 ms', '97.2%', '1,200', '+12.0%')
+    >>> text("number", 0.4567), text("number", 1234.5)
+    ('0.457', '1,234')
     """
     return milliseconds(1e3 * value) if kind == "time" else _text(kind, value, 1.0)
-
-
-def _unit(cells: Sequence[Cell]) -> str:
-    times = [cell for cell in cells if isinstance(cell, int | float)]
-    return "s" if max(times, default=0.0) >= LONG_S else "ms"
 
 
 def _text(kind: Kind, cell: Cell, times: float) -> str:
@@ -142,13 +133,9 @@ def _text(kind: Kind, cell: Cell, times: float) -> str:
         return "-"
     if isinstance(cell, str | bool) or kind == "text":
         return str(cell)
-    match kind:
-        case "count":
-            return f"{cell:,.0f}"
-        case "share":
-            return percent(cell)
-        case "change":
-            return f"{100 * cell:+.1f}%"
-        case _:
-            value = cell * times if kind == "time" else cell
-            return f"{value:,.0f}" if abs(value) >= 100 or value == 0 else f"{value:#.3g}"
+    if kind == "share":
+        return percent(cell)
+    if kind in FORMATS:
+        return FORMATS[kind].format(cell)
+    value = cell * times if kind == "time" else cell
+    return f"{value:,.0f}" if abs(value) >= 100 or value == 0 else f"{value:#.3g}"

@@ -4,11 +4,28 @@ from collections.abc import Mapping
 
 from tuner.engines.devices import gpus_of
 from tuner.profile.profile import CapNumbers, CurveStep, ServingProfile
-from tuner.profile.summary import block_of, facts_of, percent, promised, with_share
+from tuner.profile.summary import block_of, facts_of, percent, promised
+from tuner.replay.numbers import Measurement
 from tuner.runs.cluster.prices import per_million_tokens
-from tuner.views.numbers import COLUMNS, value
-from tuner.views.page import Cell, Chart, Column, Mark, Page, Section, Table, text
+from tuner.views.page import Cell, Chart, Column, Mark, Page, Section, Table
 
+COLUMNS = {
+    column.name: column
+    for column in (
+        Column("max_num_seqs", "max_num_seqs", "count"),
+        Column("attainment", "met SLO", "share"),
+        Column("goodput_rps", "goodput req/s", "number"),
+        Column("output_tokens_per_s", "output tok/s", "count"),
+        Column("ttft_p99_s", "TTFT p99", "time"),
+        Column("tpot_p95_s", "TPOT p95", "time"),
+        Column("e2el_p99_s", "E2EL p99", "time"),
+        Column("kv_peak", "KV peak", "share"),
+        Column("preemptions", "preempted", "count"),
+    )
+}
+
+BOUNDED = ("attainment", "goodput_rps")
+"""Numbers of which a replay that was cut short has only a bound."""
 CURVE = tuple(name for name in COLUMNS if name != "max_num_seqs")
 INTERVALS = ("attainment", "goodput_rps", "tpot_p95_s", "e2el_p99_s")
 """Numbers of which a step has an interval."""
@@ -19,7 +36,7 @@ DRAWN = ("goodput_rps", "ttft_p99_s", "tpot_p95_s", "e2el_p99_s")
 def profile_page(profile: ServingProfile, *, subject: str, next_: str) -> Page:
     """Return the page of a profile; ``next_`` is the command to run."""
     block = block_of(profile)
-    note = "Bands are 95% intervals, grey dots what was measured in the windows."
+    note = "Bands are 95% intervals."
     charts = [_chart(profile, name) for name in DRAWN]
     return Page(
         subject=subject,
@@ -29,7 +46,7 @@ def profile_page(profile: ServingProfile, *, subject: str, next_: str) -> Page:
         sections=[Section("Curve", note, charts, [curve_table(profile), *_replayed(profile)])],
         details=[
             profile.decision.reason,
-            *(" ".join(line.split()) for line in facts_of(profile)),
+            *map(str.strip, facts_of(profile)),
             *(f"tune again when {reason}" for reason in profile.validity.retune_when),
         ],
         warnings=list(profile.provenance.warnings),
@@ -50,7 +67,7 @@ def several_page(
     if prices:
         columns.append(Column("per_hour", "an hour", "number"))
         columns.append(Column("per_million", "1M tokens", "number"))
-    rows, ranks = list[list[Cell]](), list[tuple[bool, float]]()
+    rows, ranks, warnings = list[list[Cell]](), list[tuple[bool, float]](), list[str]()
     for name, profile in profiles.items():
         numbers, decision = promised(profile), profile.decision
         rate, device = numbers.output_tokens_per_s * numbers.attainment, profile.provenance.device
@@ -62,24 +79,18 @@ def several_page(
             rank = per_million_tokens(prices[name] * gpus, rate)
             rows[-1] += [prices[name] * gpus, rank]
         ranks.append((bool(decision.broken), rank))
+        warnings += [f"{name} breaks {each.text}" for each in decision.broken]
     best = ranks.index(min(ranks))
     name, profile = list(profiles.items())[best]
-    share = promised(profile).attainment
-    facts = [("gives", f"{percent(share)} meet the SLO")]
-    if prices:
-        words = f"{text('number', ranks[best][1])} for a million output tokens within the SLO"
-        facts.append(("costs", f"{words}, in the currency of --prices"))
+    share, cap = promised(profile).attainment, profile.decision.max_num_seqs
+    caption = "prices in the currency of --prices" if prices else ""
     return Page(
         subject=subject,
-        title=with_share(share, f"{name} with max_num_seqs {profile.decision.max_num_seqs}"),
+        title=f"{name} with max_num_seqs {cap}",
         aside="the cheapest" if prices else "serves most in time",
-        facts=facts,
-        sections=[Section("Side by side", tables=[Table(columns, rows, chosen=best)])],
-        warnings=[
-            f"{name} breaks {', '.join(each.text for each in profile.decision.broken)}"
-            for name, profile in profiles.items()
-            if profile.decision.broken
-        ],
+        facts=[("gives", f"{percent(share)} meet the SLO")],
+        sections=[Section("Side by side", tables=[Table(columns, rows, caption, best)])],
+        warnings=warnings,
     )
 
 
@@ -100,8 +111,6 @@ def curve_table(profile: ServingProfile) -> Table:
     notes = [f"{now.max_num_seqs} is set now"] if now and now.max_num_seqs in by_cap else []
     if profile.promise.predicted:
         notes.append("predicted for the whole trace, from measured step times")
-        if by_cap[choice] is profile.promise:
-            notes.append(f"{choice} as a fresh server gave it")
     return Table(
         [*columns, Column("source"), Column("chosen")],
         [[cap, *_row(by_cap[cap], steps.get(cap)), cap == choice] for cap in caps],
@@ -111,16 +120,17 @@ def curve_table(profile: ServingProfile) -> Table:
 
 
 def _row(numbers: CapNumbers, step: CurveStep | None) -> list[Cell]:
-    """Return the row of a cap; of a step that was cut short only the most that it could attain."""
-    row, bounds = list[Cell](), dict[str, Cell]()
-    if step is not None and numbers is step and step.cut and step.source == "measured":
-        most = percent(step.intervals["attainment"][1])
-        bounds = {"attainment": f"<={most}", "goodput_rps": "cut"}
+    """Return the row of a cap; of a step that was cut short not what only has a bound."""
+    row, is_cut = list[Cell](), step is not None and step is numbers and _is_bound(step)
     for name in CURVE:
-        row.append(bounds.get(name, value(numbers, name)))
+        row.append("cut" if is_cut and name in BOUNDED else value(numbers, name))
         if name in INTERVALS:
             row += _ends(step, name)
     return [*row, None if step is None else step.source]
+
+
+def _is_bound(step: CurveStep) -> bool:
+    return step.cut and step.source == "measured"
 
 
 def _ends(step: CurveStep | None, name: str) -> tuple[float | None, float | None]:
@@ -132,18 +142,13 @@ def _ends(step: CurveStep | None, name: str) -> tuple[float | None, float | None
     return low, high
 
 
-def _replays(profile: ServingProfile) -> list[tuple[int, CapNumbers]]:
-    """Return cap and measurement of each step of a predicted curve that was also replayed."""
-    return [
-        (step.max_num_seqs, step.measured)
+def _replayed(profile: ServingProfile) -> list[Table]:
+    """Return what the replays behind a predicted curve gave, each as it was measured."""
+    replays = [
+        (step.max_num_seqs, "ladder", step.measured)
         for step in profile.curve
         if step.measured is not None and step.source == "both" and not step.cut
     ]
-
-
-def _replayed(profile: ServingProfile) -> list[Table]:
-    """Return what the replays behind a predicted curve gave, each as it was measured."""
-    replays = [(cap, "ladder", numbers) for cap, numbers in _replays(profile)]
     if profile.promise.source == "confirming run":
         replays.append((profile.decision.max_num_seqs, "fresh server", profile.promise))
     if not replays or not profile.promise.predicted:
@@ -160,18 +165,15 @@ def _replayed(profile: ServingProfile) -> list[Table]:
 
 def _chart(profile: ServingProfile, name: str) -> Chart:
     """Return one number of every step, with its limit and the choice."""
-    steps = [step for step in profile.curve if not (step.cut and step.source == "measured")]
+    steps = [step for step in profile.curve if not _is_bound(step)]
     ends = [_ends(step, name) for step in steps]
-    points = [(float(cap), value(numbers, name)) for cap, numbers in _replays(profile)]
     choice, now, slo = profile.decision.max_num_seqs, profile.baseline, profile.decision.slo.slo
     marks = [Mark(choice, f"{choice:,}", is_accent=True)]
     caps = [float(step.max_num_seqs) for step in steps]
     if now is not None and now.max_num_seqs != choice and now.max_num_seqs in caps:
         marks.append(Mark(now.max_num_seqs, f"now {now.max_num_seqs:,}"))
-    limits = {"tpot_p95_s": slo.tpot_s, "e2el_p99_s": slo.e2el_s}
-    if not slo.ttft_s_per_input_token:
-        limits["ttft_p99_s"] = slo.ttft_s
-    low_cap, high_cap = profile.decision.interval
+    ttft_s = None if slo.ttft_s_per_input_token else slo.ttft_s
+    limits = {"ttft_p99_s": ttft_s, "tpot_p95_s": slo.tpot_s, "e2el_p99_s": slo.e2el_s}
     return Chart(
         COLUMNS[name].heading,
         caps,
@@ -179,10 +181,29 @@ def _chart(profile: ServingProfile, name: str) -> Chart:
         COLUMNS[name].kind,
         low=[low for low, _ in ends],
         high=[high for _, high in ends],
-        points=points if name != "goodput_rps" else [],  # the windows have another rate
         x_label="max_num_seqs",
         by_cap=True,
         marks=marks,
         limit=limits.get(name),
-        shades=[(low_cap, high_cap)] if low_cap < high_cap else [],
     )
+
+
+# Numbers
+
+
+def value(numbers: Measurement | CapNumbers, name: str) -> float | None:
+    """Return a number by the name of its column; None where it is not known."""
+    if name == "kv_peak":
+        usage = numbers.kv_cache_usage
+        return None if usage is None else float(usage.peak)
+    stem, _, quantile = name.removesuffix("_s").rpartition("_")
+    if not quantile.startswith("p9"):
+        return getattr(numbers, name)  # type: ignore[no-any-return]
+    unit, times = ("ms", 1e-3) if isinstance(numbers, CapNumbers) else ("s", 1.0)
+    spread = getattr(numbers, f"{stem}_{unit}")
+    return None if spread is None else round(times * getattr(spread, quantile), 9)
+
+
+def cells(numbers: Measurement, *names: str) -> list[Cell]:
+    """Return what was measured, by the names of columns."""
+    return ["cut" if numbers.cut and n in BOUNDED else value(numbers, n) for n in names]

@@ -9,9 +9,8 @@ from tuner.profile.summary import engine_time, is_simulated
 from tuner.runs.journal import Configuration
 from tuner.runs.refine.refine import THEN_REFINED, Refinement, TrialRow
 from tuner.runs.refine.space import in_words
-from tuner.views.numbers import COLUMNS, cells
 from tuner.views.page import Cell, Column, Page, Section, Table
-from tuner.views.profile import profile_page
+from tuner.views.profile import COLUMNS, cells, profile_page
 
 MEASURED = ("attainment", "goodput_rps", "tpot_p95_s", "e2el_p99_s")
 

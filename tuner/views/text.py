@@ -13,25 +13,20 @@ from rich.text import Text
 
 from tuner.profile.summary import MOST_LINES, NAMES, WIDTH, wrapped
 from tuner.system.printable import printable
-from tuner.views.page import Page, Table, headed, texts
+from tuner.views.page import Page, Table
 
 PLAIN_WIDTH = 100
 """Columns where stdout is not a terminal, so that a log has the same lines everywhere."""
-MOST_WARNINGS = 3
 
 
-def print_page(page: Page, *, details: bool | None = None) -> None:
-    """Print the answer, the tables, what the answer rests on, warnings, and the next command.
-
-    ``details`` is None for a command without ``--details``.
-    """
+def print_page(page: Page, *, details: bool = False) -> None:
+    """Print the answer, the tables, what the answer rests on, warnings, and the next command; with
+    ``details`` all that there is."""
     console = Console(highlight=False)
     console.width = max(WIDTH, console.width) if console.is_terminal else PLAIN_WIDTH
     most = None if details else MOST_LINES
     for line in textwrap.wrap(page.title, WIDTH, max_lines=most and most + 1, placeholder=" …"):
         _put(console, line, style="bold")
-    if page.missing:
-        _put(console, page.missing, style="yellow")
     shown = [(each, table) for each in page.sections for table in each.tables if table.rows]
     for section, table in shown:
         console.print()
@@ -45,8 +40,7 @@ def print_page(page: Page, *, details: bool | None = None) -> None:
     _put_fact(console, "run", page.run_dir)
     for line in page.details if details else []:
         _put(console, line)
-    is_all = details or (details is None and not page.run_dir)
-    _print_warnings(console, page, most=None if is_all else MOST_WARNINGS)
+    _print_warnings(console, page, None if details else 3)
     _put_fact(console, "next", page.next)
 
 
@@ -85,19 +79,17 @@ def _print_warnings(console: Console, page: Page, most: int | None) -> None:
 def _table(table: Table) -> RichTable:
     """Return a table whose columns are as narrow as they can be."""
     printed = RichTable(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    columns = []
-    for place, column in enumerate(table.columns):
-        if column.heading:
-            cells = [row[place] for row in table.rows]
-            is_text, heading = column.kind == "text", printable(headed(column, cells))
-            printed.add_column(
-                Text(heading if is_text else heading.replace(" ", "\n", 1)),
-                justify="left" if is_text else "right",
-                no_wrap=not is_text,
-                overflow="fold",
-            )
-            columns.append(texts(column.kind, cells))
-    for number, (first, *rest) in enumerate(zip(*columns, strict=True)):
+    columns = table.shown()
+    for heading, kind, _ in columns:
+        is_text, shown = kind == "text", printable(heading)
+        printed.add_column(
+            Text(shown if is_text else shown.replace(" ", "\n", 1)),
+            justify="left" if is_text else "right",
+            no_wrap=not is_text,
+            overflow="fold",
+        )
+    cells = zip(*(cells for _, _, cells in columns), strict=True)
+    for number, (first, *rest) in enumerate(cells):
         is_chosen = number == table.chosen
         words = (Text(printable(cell)) for cell in (f"{'> ' * is_chosen}{first}", *rest))
         printed.add_row(*words, style="bold" if is_chosen else None)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tuner.commands.options import SweepOptions
-from tuner.commands.shared.run_folder import kept, open_each, open_run
+from tuner.commands.shared.run_folder import kept, open_journal, open_run
 from tuner.errors import EngineError, Interrupted, TunerError, UsageError
 from tuner.runs import journal
 from tuner.runs.journal import Probed
@@ -42,8 +42,8 @@ def test_a_run_that_is_refused_leaves_no_folder_to_resume(
     run_dir = book.run_dir
     (run_dir / "trace.jsonl").write_text("{}")
     (run_dir / "study.log").write_text("")
-    parts = open_each(book, {"day": {}, "night": {}})
-    refused(book, *parts.values(), error=TOO_SMALL)
+    parts = [open_journal(run_dir / name, {}, ["sweep"], is_part=True) for name in ("a", "b")]
+    refused(book, *parts, error=TOO_SMALL)
     assert not run_dir.exists()
 
 
@@ -55,9 +55,9 @@ def test_a_folder_that_others_use_stays_when_its_run_is_refused(tmp_path: Path) 
 
 def test_a_run_that_has_measured_something_stays_whatever_ends_it(tmp_path: Path) -> None:
     book = opened(tmp_path / "run")
-    parts = open_each(book, {"day": {}})
-    parts["day"].add(Probed(purpose="ladder", results=()))
-    refused(book, parts["day"], error=TOO_SMALL)
+    part = open_journal(tmp_path / "run" / "day", {}, ["sweep"], is_part=True)
+    part.add(Probed(purpose="ladder", results=()))
+    refused(book, part, error=TOO_SMALL)
     assert (tmp_path / "run" / "journal.jsonl").exists()
     assert (tmp_path / "run" / "day" / "journal.jsonl").exists()
 

@@ -306,7 +306,7 @@ STRANGE: dict[str, tuple[str, str | list[object]]] = {
     "an address": ("--url", "verify profile.yaml --trace=prod.jsonl --url=http://evil.example"),
     "a cluster": ("--ray", "sweep --trace=prod.jsonl --ray=evil.example:10001"),
     "a file to write": ("--storage", "refine profile.yaml --trace=prod.jsonl --storage=serve.yaml"),
-    "a confirmation": ("--set", "refine profile.yaml --trace=prod.jsonl --set=worker_cls=evil.W"),
+    "a confirmation": ("--trust", "refine profile.yaml --trace=prod.jsonl --trust"),
     "another command": ("command", "apply profile.yaml serve.yaml"),
     "no words": ("journal.jsonl", ["sweep", 3]),
     "no such option": ("--no-such", "sweep --trace=prod.jsonl --no-such"),

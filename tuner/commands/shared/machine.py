@@ -1,15 +1,18 @@
-"""Where the engines of a command run, and whether a profile was measured there."""
+"""Where the engines of a command run, and whether a profile may be used there: measured on the same
+machine, and with nothing set that only the user may ask for."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tuner.engines import devices, provenance
+from tuner.engines.arguments import not_allowed, same
 from tuner.engines.models import shipped as models
 from tuner.engines.seam import ArgumentValue, Starter
 from tuner.engines.vllm.start import VllmStarter, default_log
-from tuner.errors import GateError, UsageError
+from tuner.errors import GateError, ProfileError, UsageError
 from tuner.profile.profile import ServingProfile
 from tuner.replay.soundness import Read
 
@@ -18,6 +21,8 @@ if TYPE_CHECKING:
 
 Arguments = Mapping[str, Any]
 """Engine arguments by vLLM's names."""
+MOST_SHOWN = 100
+"""Characters of an argument that somebody else wrote."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,61 +56,87 @@ class Machine:
 
 
 def machine_of(
-    options: Any,  # noqa: ANN401 - any command's with --world and --set
+    options: Any,  # noqa: ANN401 - any command's with --world
     model: str | None,
     sampling: Mapping[str, float] | None = None,
 ) -> Machine:
     """Return where the engines of a command run. Raises UsageError."""
     if options.world is None:
         return Machine(devices.device_facts(), provenance.versions(), sampling=sampling)
-    if options.overrides or getattr(options, "base", None):
+    if any(getattr(options, name, None) for name in ("overrides", "base")):
         raise UsageError(
             "--set and --base are for a real engine", hint="Write it into the world file."
         )
-    from tuner.engines.sim.start import SimStarter  # noqa: PLC0415 - numba
-    from tuner.engines.sim.world import read_world  # noqa: PLC0415
-
-    world = SimStarter(read_world(options.world), model=model)
+    world = simulated(options.world, model)
     return Machine(world.device, world.versions, world)
 
 
+def simulated(world: Path, model: str | None, *, ranks: int = 1) -> "SimStarter":
+    """Return what starts engines of a simulated machine. Raises InputError."""
+    from tuner.engines.sim.start import SimStarter  # noqa: PLC0415 - numba
+    from tuner.engines.sim.world import read_world  # noqa: PLC0415
+
+    return SimStarter(read_world(world), model=model, ranks=ranks)
+
+
+def machine_for(options: Any, profile: ServingProfile) -> Machine:  # noqa: ANN401 - also --trust
+    """Return where engines with a profile's arguments run. Raises UsageError, ProfileError,
+    GateError."""
+    machine = machine_of(options, profile.model, profile.sampling)
+    if options.world is None and not options.trust:
+        check_arguments(profile, options.profile)
+    if not options.force:
+        check_machine(profile, machine)
+    return machine
+
+
 def differs(profile: ServingProfile, here: Machine) -> tuple[str, object, object] | None:
-    """Return in what this is another machine or vLLM than the profile was measured with: what, as
-    it was, as it is."""
+    """Return in what this is another machine, vLLM or model than the profile was measured with:
+    what, as it was, as it is."""
     measured = profile.provenance
-    for key in ("name", "digest"):
-        was, is_ = measured.device.get(key), here.device.get(key)
-        if was != is_:
-            return key, was, is_
     before, now = map(provenance.vllm_in, (measured.versions, here.versions))
-    same = before == now or (before and now and provenance.is_same(before, now))
-    return None if same else ("vllm", before, now)
+    if before and now and provenance.is_same(before, now):
+        now = before
+    was = is_ = measured.model_digest
+    if was is not None and not _is_simulated(here.device):
+        is_ = provenance.model_digest(models.model_path(profile.model)) or was
+    facts = [(key, measured.device.get(key), here.device.get(key)) for key in ("name", "digest")]
+    facts += [("vllm", before, now), ("files of the model", was, is_)]
+    return next((each for each in facts if each[1] != each[2]), None)
 
 
 def check_machine(profile: ServingProfile, here: Machine) -> None:
-    """Refuse to compare another machine with this profile's promise, before anything starts there.
-
-    Raises GateError for another device, another vLLM, or other files of the model.
-    """
-    was_simulated, is_simulated = (
-        str(device.get("name")).startswith("simulated:")
-        for device in (profile.provenance.device, here.device)
-    )
-    if not was_simulated and not is_simulated and provenance.vllm_in(here.versions) is None:
+    """Raise GateError where a profile's promise would be compared with another device, another
+    vLLM, or other files of the model, before anything starts there."""
+    is_simulated = any(map(_is_simulated, (profile.provenance.device, here.device)))
+    if not is_simulated and provenance.vllm_in(here.versions) is None:
         return  # no engine will start, which says how vLLM is installed
-    if (difference := differs(profile, here)) is None:
-        was = profile.provenance.model_digest
-        is_ = None if is_simulated else provenance.model_digest(models.model_path(profile.model))
-        if None not in {was, is_} and was != is_:
-            raise GateError(
-                "the profile was measured with other files of its model than are here",
-                hint="Sweep with these, or use the profile here anyway: --force.",
-            )
-        return
-    cure = "Sweep on this machine"
-    if was_simulated != is_simulated:
-        cure = "Add --world FILE" if was_simulated else "Drop --world"
-    raise GateError(
-        "the profile was measured with {} {}, here it is {}".format(*difference),
-        hint=f"{cure}, or use the profile here anyway: --force.",
-    )
+    if (difference := differs(profile, here)) is not None:
+        raise GateError(
+            "the profile was measured with {} {}, here it is {}".format(*difference),
+            hint="Sweep here, add or drop --world, or use the profile here anyway: --force.",
+        )
+
+
+def _is_simulated(device: Mapping[str, object]) -> bool:
+    return str(device.get("name")).startswith("simulated:")
+
+
+def check_arguments(
+    profile: ServingProfile, source: Path, *, confirmed: Arguments | None = None
+) -> None:
+    """Raise ProfileError for what a profile sets and only the user may, unless it is
+    ``confirmed``."""
+    engine, same_here = profile.engine, confirmed or {}
+    refused = [
+        f"{name}={json.dumps(engine[name])}"[:MOST_SHOWN]
+        for name in not_allowed(engine)
+        if name not in same_here or not same(same_here[name], engine[name])
+    ]
+    if refused:
+        raise ProfileError(
+            f"{source}: engine: {', '.join(refused)}: may load code, open files or addresses, or "
+            "send data, and whoever made the profile wrote it",
+            hint="If you trust all of it: "
+            + ("--trust." if confirmed is None else "give it to --base or --set too."),
+        )

@@ -1,6 +1,5 @@
 """How the options of a command become a command of typer, and words again."""
 
-import gc
 import importlib
 import inspect
 import re
@@ -10,7 +9,7 @@ from importlib.resources import files
 from typing import Annotated, Any, get_args, get_origin
 
 import typer
-from msgspec import NODEFAULT, Struct, structs
+from msgspec import NODEFAULT, Struct, structs, to_builtins
 from typer.models import ParameterInfo
 
 from tuner.errors import UsageError
@@ -55,7 +54,6 @@ def command(options: type[Options], module: str, function: str = "run") -> Calla
                 hint = f"Give {flag} a value (is a variable not set?), or drop it."
                 raise UsageError(f"{flag} is empty", hint=hint)
         run = getattr(importlib.import_module(module), function)
-        gc.enable()  # which cli.py disables for the imports
         run(filled(options, given))
 
     infos, parameters = described(options), []
@@ -71,10 +69,8 @@ def command(options: type[Options], module: str, function: str = "run") -> Calla
                 annotation=Annotated[kind, infos[field.name]],
             )
         )
-    paragraphs = inspect.cleandoc(options.__doc__ or "").split("\n\n")
-    called.__doc__ = "\n\n".join(" ".join(each.split()) for each in paragraphs)
+    called.__doc__ = re.sub(r"(?<!\n)\n(?!\n)", " ", inspect.cleandoc(options.__doc__ or ""))
     called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    called.__annotations__ = {each.name: each.annotation for each in parameters}
     return called
 
 
@@ -102,8 +98,8 @@ def as_typed(options: Options) -> list[str]:
 
 def in_plan(options: Options, *names: str) -> dict[str, Any]:
     """Return the options that every measurement of a run rests on, as the journal holds them."""
-    values = {name: getattr(options, name) for name in names}
-    return {name: list(v) if isinstance(v, tuple) else v for name, v in values.items()}
+    values = to_builtins(options, enc_hook=str)
+    return {name: values[name] for name in names}
 
 
 def times(text: str | float) -> float:

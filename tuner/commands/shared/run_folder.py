@@ -1,14 +1,15 @@
-"""The folder of a run: made, opened again, and removed when the run is refused."""
+"""The folder of a run: made, opened again, removed when the run is refused; its result and page."""
 
 import asyncio
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from msgspec.structs import replace
 
 from tuner.commands.shared.next_step import command as command_line
@@ -27,6 +28,11 @@ from tuner.runs.journal import Probed, Replayed
 from tuner.system import files, interruption
 from tuner.system.passwords import public_words
 from tuner.system.printable import printable
+from tuner.views.page import Page
+from tuner.views.text import plain, print_json, print_page
+
+RESULT = "result.json"
+"""The object of ``--json``, with the page of the result."""
 
 
 def open_run(command: str, options: Any, plan: Mapping[str, Any]) -> journal.Journal:  # noqa: ANN401
@@ -36,28 +42,21 @@ def open_run(command: str, options: Any, plan: Mapping[str, Any]) -> journal.Jou
     if (run_dir := options.run_dir) is None:
         name = options.trace.stem if command == "sweep" else f"{command}-{options.trace.stem}"
         run_dir = Path("runs") / f"{name}-{datetime.now(UTC):%Y%m%d-%H%M%S-%f}"
-    if is_begun(run_dir):
+    elif is_begun(run_dir):
         check_command(journal.read(run_dir), command)
-        book = journal.resume(run_dir, plan, command=words)
         sys.stderr.write(f"{printable(str(run_dir))}: continues where it ended\n")
-        return book
-    return journal.create(run_dir, plan, command=words)
+    return open_journal(run_dir, plan, words)
 
 
-def open_each(
-    book: journal.Journal, plans: Mapping[str, Mapping[str, Any]]
-) -> dict[str, journal.Journal]:
-    """Open each part's journal inside the run's folder: the one that is there, or a new one."""
-    books: dict[str, journal.Journal] = {}
-    for name, plan in plans.items():
-        run_dir = book.run_dir / name
+def open_journal(
+    run_dir: Path, plan: Mapping[str, Any], words: Sequence[str], *, is_part: bool = False
+) -> journal.Journal:
+    """Open a journal that is there, or a new one. Raises RunError."""
+    if is_part:
         files.make_own(run_dir)
-        words = book.planned.command
-        if is_begun(run_dir):
-            books[name] = journal.resume(run_dir, plan, command=words)
-        else:
-            books[name] = journal.create(run_dir, plan, command=words, is_part=True)
-    return books
+    if is_begun(run_dir):
+        return journal.resume(run_dir, plan, command=words)
+    return journal.create(run_dir, plan, command=words, is_part=is_part)
 
 
 def is_begun(run_dir: Path) -> bool:
@@ -70,24 +69,14 @@ def is_begun(run_dir: Path) -> bool:
         raise RunError(f"{run_dir}: {why}", hint="Name another folder.") from None
 
 
-def resume_command(book: journal.Journal) -> str:
-    """Return the command that continues a run; of a part, the run that it is part of."""
-    is_part = book.planned.is_part
-    return command_line("resume", book.run_dir.parent if is_part else book.run_dir)
-
-
 def check_command(book: journal.Journal, command: str) -> None:
     """Raise RunError when the run is another command's."""
-    if (its := command_of(book)) not in {command, None}:
+    its = next(iter(book.planned.command), command)
+    if its != command:
         raise RunError(
             f"{book.run_dir}: is the run of tuner {its}, not of tuner {command}",
             hint=f"Name the folder of a run of tuner {command}.",
         )
-
-
-def command_of(book: journal.Journal) -> str | None:
-    """Return the command whose run this is; None where it was not kept."""
-    return next(iter(book.planned.command), None)
 
 
 def read_run(run_dir: Path) -> journal.Journal:
@@ -101,7 +90,7 @@ def read_run(run_dir: Path) -> journal.Journal:
 
 
 @contextmanager
-def making_sense(run_dir: Path, *, is_stored: bool) -> Iterator[None]:
+def making_sense(run_dir: Path, *, is_stored: bool = True) -> Iterator[None]:
     """Raise RunError for what comes of a stored run that tuner did not write."""
     try:
         yield
@@ -148,3 +137,38 @@ def kept(book: journal.Journal, *parts: journal.Journal) -> Iterator[None]:
     finally:
         for each in books:
             each.close()
+
+
+def keep_result(run_dir: Path, result: Mapping[str, Any], page: Page) -> None:
+    """Write the result of a run and its page. Raises TargetError."""
+    content = msgspec.json.encode({**result, "page": page}, enc_hook=plain)
+    files.write_own(run_dir / RESULT, msgspec.json.format(content, indent=1) + b"\n")
+
+
+def finish(
+    options: Any,  # noqa: ANN401 - any command's
+    result: Mapping[str, Any],
+    page: Page,
+    run_dir: Path | None = None,
+) -> None:
+    """Keep a result in its run's folder, and print it or, with ``--json``, its object."""
+    if run_dir is not None:
+        keep_result(run_dir, result, page)
+    if options.json:
+        print_json(result)
+    else:
+        print_page(page, details=run_dir is None)  # of a run tuner show prints the rest
+
+
+def kept_page(run_dir: Path) -> Page | None:
+    """Return the page that a command ended with; None of a run that has not ended. Raises
+    RunError."""
+    path = run_dir / RESULT
+    try:
+        return msgspec.convert(msgspec.json.decode(files.read_regular(path))["page"], Page)
+    except FileNotFoundError:
+        return None
+    except (OSError, *journal.NO_SENSE) as problem:
+        raise RunError(
+            f"{path}: cannot be read ({str(problem)[:200]})", hint="Run the command again."
+        ) from None

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 from tuner.engines import devices
 from tuner.engines.seam import ArgumentValue, Starter
@@ -213,17 +213,3 @@ def _write(folder: Path, files: Mapping[str, bytes]) -> None:
             file.write(files[name])
             file.flush()
             os.fsync(file.fileno())
-
-
-def resolved(starter: Starter, ceiling: int) -> Any:  # noqa: ANN401 - arguments, or two texts
-    """Return an engine's arguments as a node resolves them, or message and hint of its refusal.
-
-    Called on the node, in a process of its own.
-    """
-    os.environ.pop("CUDA_VISIBLE_DEVICES", None)  # Ray hides all from who takes none
-    if isinstance(starter, VllmStarter):
-        starter.log = default_log()
-    try:
-        return starter.resolve(max_num_seqs=ceiling)
-    except TunerError as error:
-        return str(error), error.hint
