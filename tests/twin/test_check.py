@@ -8,9 +8,9 @@ import pytest
 from tests.support.builders import replay_of
 from tuner.engines.scheduler.state import StepLaw
 from tuner.engines.seam import ITERATION, IterationLog
-from tuner.replay.records import Replay, Requests, ttft_s
+from tuner.replay.records import ProbeResult, Replay, Requests, e2el_s, ttft_s
 from tuner.traffic.slo import Slo
-from tuner.twin.check import Number, alarm, check_at_own_speed, driven
+from tuner.twin.check import Number, alarm, check_at_own_speed, driven, fit_front_end
 from tuner.twin.law import fit_law
 from tuner.twin.simulation import EngineShape, FrontEnd, Traffic, clock_of, simulate
 
@@ -158,3 +158,29 @@ def test_one_number_far_off_is_an_alarm_and_others_just_outside_are_not() -> Non
     outside, far = (Number("e2el_p95_ms", 10.0, 9.0, 11.0, at) for at in (11.5, 11.7))
     assert alarm((outside,) * 6) is None
     assert alarm((far, outside)) == far
+
+
+EVEN = StepLaw(np.full(9, 0.020), 0.0, 0.0, 0.0, 0.0)
+STEADY = Traffic.of((float(at_s), 10, 11) for at_s in range(20))
+
+
+def probe(at_s: float) -> ProbeResult:
+    """Return a lone request: 5 ms ahead, ten gaps of 25 ms instead of 20, 3 ms of delivery."""
+    times = (0.0, 0.005, 0.030, 0.280, 0.033, 0.283)
+    return ProbeResult(10, 0.033, 0.025, 11, tuple(at_s + each for each in times))
+
+
+def test_what_probes_show_is_found() -> None:
+    result = fit_front_end(EVEN, [probe(float(at_s)) for at_s in range(6)])
+    assert result is not None
+    assert (result.contention, result.delay_s) == pytest.approx((1.25, 0.008))
+    assert fit_front_end(EVEN, [probe(0.0)] * 4) is None
+
+
+def test_clients_feel_both() -> None:
+    plain = simulate(STEADY, EVEN, SHAPE, max_num_seqs=8).requests
+    front_end = FrontEnd(1.5, 0.3)
+    behind = simulate(STEADY, EVEN, SHAPE, max_num_seqs=8, front_end=front_end).requests
+    assert behind["tpot_s"] == pytest.approx(1.5 * plain["tpot_s"])
+    assert ttft_s(behind) == pytest.approx(0.3 + 1.5 * ttft_s(plain))
+    assert e2el_s(behind) == pytest.approx(ttft_s(behind) + 10 * behind["tpot_s"])
