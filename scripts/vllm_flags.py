@@ -26,13 +26,13 @@ def main() -> int:
     options = parser.parse_args()
     here = flags()
     new = sorted(here.keys() - FLAGS.keys())
-    other = sorted(flag for flag in here.keys() & FLAGS.keys() if here[flag] != FLAGS[flag])
-    for flag in other:
+    changed = sorted(flag for flag in here.keys() & FLAGS.keys() if here[flag] != FLAGS[flag])
+    for flag in changed:
         print(f"{flag}: means something else here than in the table", file=sys.stderr)
     for flag in new:
         print(f"{flag}: new")
-    if other or not options.update:
-        return int(bool(other or new))
+    if changed or not options.update:
+        return int(bool(changed or new))
     release = version("vllm").partition("+")[0]
     versions = sorted({*READ_FROM, release}, key=lambda item: tuple(map(int, item.split("."))))
     both = sorted({**here, **FLAGS}.items())

@@ -54,10 +54,10 @@ def room(module: str) -> str:
 
 def test_a_room_imports_only_rooms_before_it() -> None:
     upwards = {
-        (module, other)
+        (module, imported)
         for module in MODULES.keys() - {"tuner"}
-        for other in imports(module) & MODULES.keys() - {"tuner"}
-        if ROOMS.index(room(other)) > ROOMS.index(room(module))
+        for imported in imports(module) & MODULES.keys() - {"tuner"}
+        if ROOMS.index(room(imported)) > ROOMS.index(room(module))
     }
     assert upwards - UPWARDS == set()
 

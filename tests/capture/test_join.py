@@ -36,7 +36,7 @@ def test_what_the_parts_dropped_is_still_counted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("other", "message"),
+    ("header", "message"),
     [
         ({**NOON, "block_size": 32}, "block_size"),
         ({**NOON, "source": "another"}, "not the source"),
@@ -44,10 +44,10 @@ def test_what_the_parts_dropped_is_still_counted(tmp_path: Path) -> None:
     ],
 )
 def test_files_of_different_recordings_are_refused(
-    tmp_path: Path, other: dict[str, object], message: str
+    tmp_path: Path, header: dict[str, object], message: str
 ) -> None:
     write_lines(tmp_path / "1.jsonl", NOON, row(0))
-    write_lines(tmp_path / "2.jsonl", other, row(0))
+    write_lines(tmp_path / "2.jsonl", header, row(0))
     done = join(tmp_path, "1.jsonl", "2.jsonl")
     assert done.code == BAD_INPUT
     assert message in done.error

@@ -126,11 +126,11 @@ def test_an_engine_that_serves_its_queue_in_another_order_is_found_out() -> None
     rng = np.random.default_rng(5)
     arrivals = np.sort(rng.uniform(0, 60, 125)).tolist()
     some = Traffic.of((at_s, 100, int(rng.integers(40, 100))) for at_s in arrivals)
-    other = last_come_first_served(2, some, TRUE)
-    twin = driven(other, fit(other), SHAPE)
-    assert np.median(ttft_s(other.requests)) < 0.1 * np.median(ttft_s(twin))
-    assert np.median(twin["tpot_s"]) == pytest.approx(np.median(other.requests["tpot_s"]), rel=0.05)
-    assert alarm(at_own_speed(other, fit(other)))
+    lifo = last_come_first_served(2, some, TRUE)
+    twin = driven(lifo, fit(lifo), SHAPE)
+    assert np.median(ttft_s(lifo.requests)) < 0.1 * np.median(ttft_s(twin))
+    assert np.median(twin["tpot_s"]) == pytest.approx(np.median(lifo.requests["tpot_s"]), rel=0.05)
+    assert alarm(at_own_speed(lifo, fit(lifo)))
 
 
 def test_a_window_of_another_token_budget_is_compared_with_the_twin_of_that_budget() -> None:

@@ -79,7 +79,7 @@ def _of_profile(
         reasons += [each.words for each in differing]
         warnings += fit.cautions(profile, differing)
         warnings += [
-            f"{each.name} was {each.profile} when measured; {socket} has {each.other}"
+            f"{each.name} was {each.profile} when measured; {socket} has {each.there}"
             for each in difference.of_deployment(profile, here)
             if each.section == "engine" and each.name not in {"max_num_seqs", *fit.NUMERICS}
         ]

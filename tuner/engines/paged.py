@@ -118,7 +118,7 @@ class PagedEngine(ABC):
 
     async def begin(self, begun_s: float) -> None:
         """Take its facts, and send the first requests, whose cost is not the others'."""
-        self.facts = _told(self.facts, self._page.about())
+        self.facts = _completed(self.facts, self._page.about())
         length = min(WARM_UP_TOKENS, self.facts.max_model_len // 2)
         request = EngineRequest([1] * length, length)
         await asyncio.gather(*(self.generate(request, Reply()) for _ in range(WARM_UPS)))
@@ -155,7 +155,7 @@ class PagedEngine(ABC):
             raise cause
 
 
-def _told(facts: EngineFacts, about: About) -> EngineFacts:
+def _completed(facts: EngineFacts, about: About) -> EngineFacts:
     """Return the facts with what an engine tells once it has started.
 
     Raises EngineError where it runs with something else than was resolved for it.

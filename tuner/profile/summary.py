@@ -175,9 +175,9 @@ def _gain(given: CapNumbers, now: Baseline) -> Iterator[str]:
     """Yield what the choice gives instead of what is given now."""
     if (before := now.numbers) is None:
         return
-    other = f" with {now.numbers_at}" * (now.numbers_at != now.max_num_seqs)
+    at_cap = f" with {now.numbers_at}" * (now.numbers_at != now.max_num_seqs)
     is_apart = abs(given.attainment - before.attainment) > SAME / 2
-    yield f" instead of {percent(before.attainment)}{other}" * is_apart
+    yield f" instead of {percent(before.attainment)}{at_cap}" * is_apart
     tpot_ms, was_ms = (each.tpot_ms.p95 if each.tpot_ms else 0.0 for each in (given, before))
     if 0 < tpot_ms < was_ms * (1 - SAME):
         yield f"p95 TPOT {milliseconds(tpot_ms)} instead of {milliseconds(was_ms)}"

@@ -20,7 +20,7 @@ class Difference(NamedTuple):
     section: str
     name: str
     profile: ArgumentValue
-    other: ArgumentValue
+    there: ArgumentValue
     why: str = ""
 
 
@@ -34,10 +34,10 @@ def of_deployment(profile: ServingProfile, here: Deployment) -> list[Difference]
         wanted = dict(fit.wanted(profile, here.arguments, pin=False))
     changes = []
     for name, value in wanted.items():
-        other = here.arguments.get(name)
-        if name not in here.arguments or not alike(other, value):
-            why = "decided elsewhere" if is_elsewhere(other) else ""
-            changes.append(Difference("engine", name, value, other, why))
+        there = here.arguments.get(name)
+        if name not in here.arguments or not alike(there, value):
+            why = "decided elsewhere" if is_elsewhere(there) else ""
+            changes.append(Difference("engine", name, value, there, why))
     if not here.is_new and (clash := fit.clash(here, wanted)) is not None:
         changes.append(Difference("engine", "clash", None, None, str(clash)))
     known = {each.name for each in changes}
@@ -60,8 +60,8 @@ def of_server(
     hosts = [Host(f"{source} has", vllm=version)]
     here = Deployment(arguments=arguments, source=source, hosts=hosts, is_new=True)
     changes = of_deployment(profile, here)
-    if (other := model_mismatch(profile, served)) is not None:
-        changes.insert(0, Difference("engine", "model", other.profile, other.served, other.why))
+    if (model := model_mismatch(profile, served)) is not None:
+        changes.insert(0, Difference("engine", "model", model.profile, model.served, model.why))
     return changes
 
 
@@ -74,9 +74,9 @@ def untold(
     return [*(name for name in fit.settings(profile) if name not in known), *sorted(variables)]
 
 
-def of_profiles(profile: ServingProfile, other: ServingProfile) -> list[Difference]:
+def of_profiles(profile: ServingProfile, second: ServingProfile) -> list[Difference]:
     """Return in what they differ, from what to run to what it rests on."""
-    mine, theirs = (dict(_facts(content_of(each))) for each in (profile, other))
+    mine, theirs = (dict(_facts(content_of(each))) for each in (profile, second))
     return [
         Difference(section, key.partition(".")[2], mine.get(key), theirs.get(key))
         for section, paths in FACTS["compared"].items()

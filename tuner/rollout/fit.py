@@ -228,11 +228,11 @@ def _of_origin(profile: ServingProfile, here: Deployment) -> Iterator[Mismatch]:
     silent = [what for what, facts in (("device", device), ("vLLM", vllm)) if not facts]
     if silent:
         yield Mismatch("origin", f"no {' and no '.join(silent)}: the profile does not say which")
-    for place, version, other in here.hosts:
+    for place, version, gpu_there in here.hosts:
         if vllm and version and not provenance.is_same(vllm, version):
             yield Mismatch("vllm", f"vLLM {vllm}, {place} {version}")
-        if device and other != "" and _label(gpu) != _label(other or "a CPU"):
-            yield Mismatch("gpu", f"{gpu}, {place} {other or 'a CPU'}")
+        if device and gpu_there != "" and _label(gpu) != _label(gpu_there or "a CPU"):
+            yield Mismatch("gpu", f"{gpu}, {place} {gpu_there or 'a CPU'}")
 
 
 def _label(name: str) -> str:

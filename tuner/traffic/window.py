@@ -105,9 +105,9 @@ def busiest(arrival_s: Floats, tokens: Ints, length_s: float) -> float:
     for first in range(0, len(tokens), BLOCK):  # all at once would need a gigabyte
         begins_s = arrival_s[first : first + BLOCK]
         ends = np.searchsorted(arrival_s, begins_s + length_s, side="left")
-        asked = before[ends] - before[first : first + len(ends)]
-        if asked.max() > most:
-            most, start_s = int(asked.max()), float(begins_s[asked.argmax()])
+        sums = before[ends] - before[first : first + len(ends)]
+        if sums.max() > most:
+            most, start_s = int(sums.max()), float(begins_s[sums.argmax()])
     latest_s = float(arrival_s[-1]) - length_s + 1e-6
     return max(float(arrival_s[0]), min(start_s, latest_s))
 

@@ -21,9 +21,10 @@ def content(table: Table, suffix: str) -> bytes:
     ]
     if suffix == ".csv":
         lines = io.StringIO()
-        for row in (names, *rows):  # no cell of a stranger's run is a formula
-            safe = (in_a_cell(cell) if isinstance(cell, str) else cell for cell in row)
-            csv.writer(lines, lineterminator="\n").writerow(safe)
+        writer = csv.writer(lines, lineterminator="\n")
+        writer.writerow(map(in_a_cell, names))
+        for row in rows:  # no cell of a stranger's run is a formula
+            writer.writerow([in_a_cell(c) if isinstance(c, str) else c for c in row])
         return lines.getvalue().encode()
     records = [dict(zip(names, row, strict=True)) for row in rows]
     if suffix == ".json":

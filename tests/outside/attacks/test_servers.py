@@ -100,8 +100,8 @@ def test_a_token_goes_to_the_server_that_was_named_and_to_no_other(
     swept: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TUNER_PROMETHEUS_TOKEN", "secret-token")
-    with answering("nothing") as (other, leaked):
-        monkeypatch.setitem(STATUS, "elsewhere", (302, other))
+    with answering("nothing") as (trap, leaked):
+        monkeypatch.setitem(STATUS, "elsewhere", (302, trap))
         with answering("elsewhere") as (url, wanted):
             done = run(swept, "history", url, "-o", "out.jsonl")
     harmless(done)

@@ -47,8 +47,8 @@ def spelled(text: bytes, ends: str) -> bytes:
 @cache
 def profile_of(case: Path) -> str:
     """Return the profile that a case applies."""
-    other = case / "profile.json"
-    facts = json.loads(other.read_text()) if other.exists() else {}
+    changes = case / "profile.json"
+    facts = json.loads(changes.read_text()) if changes.exists() else {}
     return dump(profile(engine=ENGINE | facts.pop("engine", {}), **facts))
 
 

@@ -82,9 +82,9 @@ def test_where_the_windows_decide_a_step_that_another_slo_cut_says_nothing(tmp_p
     alone = replace(LOST, slo=SLO)
     conclusion = ramped(tmp_path / "a", prefix_caching=False, rung=alone, closed_sessions=True)
     assert [step.numbers.attainment_bound for step in conclusion.curve] == [0.3]
-    other = replace(LOST, slo=Slo(ttft_s=0.5))
+    strict = replace(LOST, slo=Slo(ttft_s=0.5))
     with pytest.raises(RunError, match="under this SLO"):
-        ramped(tmp_path / "b", prefix_caching=False, rung=other, closed_sessions=True)
+        ramped(tmp_path / "b", prefix_caching=False, rung=strict, closed_sessions=True)
 
 
 def rungs(folder: Path) -> Evidence:
