@@ -36,6 +36,7 @@ def run(options: PlanOptions) -> None:
     title = with_share(fleet.samples.middle("attainment", cap), f"max_num_seqs {cap} on {here}")
     if needed is None:
         title = f"no number of replicas serves {percent(fleet.target)} within the SLO"
+        title += " and keeps what is required" * bool(required)
     of = f"{load:g} times the profile's traffic ({len(fleet.twin.traffic):,} requests)"
     facts = [("load", f"{fleet.rps:,.2f} req/s, {of}")]
     if needed is not None:
