@@ -43,7 +43,6 @@ ROOT = Path(__file__).resolve().parents[1]
 TUNER = Path(sys.executable).with_name("tuner")
 PROFILE = ROOT / "profiles" / "chat-small-cpu.yaml"
 DEPLOYED = ROOT / "examples" / "walk" / "compose.yaml"
-NEVER_CUT = CutRule(Slo(ttft_s=1e9), floor=0.0)
 
 MODEL, CAP = "tuner:small", 16
 SERVED_S = 30.0
@@ -62,14 +61,17 @@ async def streamed(folder: Path) -> dict[str, float]:
     )
     engine = await starter.start(max_num_seqs=CAP)
     try:
-        vocab_size = engine.facts.vocab_size
-        prompt = partial(prompt_token_ids, seed=1, vocab_size=vocab_size, block_size=16)
-        requests = [each for each in trace.requests if each.arrival_s < SERVED_S]
         await engine.prepare(max_num_seqs=CAP)
         before_s = cpu_s()
-        window = Window(0.0, SERVED_S, 0.0)
         result = await replay(
-            requests, engine, window, max_num_seqs=CAP, rule=NEVER_CUT, prompt=prompt
+            [each for each in trace.requests if each.arrival_s < SERVED_S],
+            engine,
+            Window(0.0, SERVED_S),
+            max_num_seqs=CAP,
+            rule=CutRule(Slo(), 0.0),
+            prompt=partial(
+                prompt_token_ids, seed=1, vocab_size=engine.facts.vocab_size, block_size=16
+            ),
         )
         spent_s = (cpu_s() - before_s) / result.requests["output_tokens"].sum() * 1e3
     finally:

@@ -186,32 +186,26 @@ class HangWatch:
 
     def __init__(self, progress: Callable[[], int], end: Callable[[StoodStillError], None]) -> None:
         self._progress, self._end = progress, end
-        self._at_first = progress()
-        self._waiting = 0
-        self._watching: asyncio.Task[None] | None = None
+        self._at_first, self._waiting = progress(), 0
 
     @contextmanager
     def over(self) -> Iterator[None]:
         """Watch the engine while somebody waits for it."""
         self._waiting += 1
-        if self._watching is None:
+        if self._waiting == 1:
             self._watching = asyncio.get_running_loop().create_task(self._watch())
         try:
             yield
         finally:
             self._waiting -= 1
-            if not self._waiting and self._watching is not None:
+            if not self._waiting:
                 self._watching.cancel()
-                self._watching = None
 
     async def _watch(self) -> None:
-        loop = asyncio.get_running_loop()
-        seen, looked_s, still_s = self._progress(), loop.time(), 0.0
+        seen, still_s = self._progress(), 0.0
         while still_s <= (FIRST_S if seen == self._at_first else HANG_S):
             await asyncio.sleep(_WATCH_S)
-            # what is longer than that we have stood still ourselves
-            still_s += min(loop.time() - looked_s, 2 * _WATCH_S)
-            looked_s = loop.time()
+            still_s += _WATCH_S  # not by the clock: we may have stood still ourselves
             if (now := self._progress()) != seen:
                 seen, still_s = now, 0.0
         self._end(
