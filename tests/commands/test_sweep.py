@@ -105,14 +105,14 @@ def test_a_budget_that_was_too_small_is_raised_and_the_probe_is_kept(folder: Pat
     assert "What was measured is kept in run: tuner resume." in first.stderr
     words = refused(tune(folder, "--run-dir", "run", "--budget", "60s"), 3)
     assert 'budget was "61s", now "60s"' in words
-    done = tune(folder, "--run-dir", "run", "--budget", "110s")
+    done = tune(folder, "--run-dir", "run", "--budget", "120s")
     assert done.returncode in {0, 5}, done.stderr
     events = [json.loads(line) for line in (folder / "run/journal.jsonl").read_text().splitlines()]
     assert [event["event"] for event in events].count("probe") == 1
-    again = tune(folder, "--run-dir", "run", "--budget", "110s")
+    again = tune(folder, "--run-dir", "run", "--budget", "120s")
     assert (again.returncode, again.stdout) == (done.returncode, done.stdout)
     measured = _trials(folder / "run")
-    more = tune(folder, "--run-dir", "run", "--budget", "220s")
+    more = tune(folder, "--run-dir", "run", "--budget", "240s")
     assert more.returncode in {0, 5}, more.stderr
     assert _trials(folder / "run")[: len(measured)] == measured
 

@@ -1,7 +1,6 @@
 """`tuner verify`: what a promise is compared with, and when nothing can be concluded."""
 
 import math
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -32,9 +31,9 @@ def test_a_promise_that_looks_broken_while_others_take_the_cores_is_not_called_s
     """Nine of ten seconds of the CPU were theirs."""
     beside = np.array([(1.0, math.nan, math.nan, 0.9, 0.0, *[math.nan] * 3)], DEVICE)
     broken = Gate("attainment", 0.01, 0.95, 0.93, False, "its 95 % bound less 2 points")
-    result = Verified((broken,), 60.0, {}, crowded([beside]))
+    result = Verified((broken,), 60.0, crowded([beside]))
     with pytest.raises(UndecidedError, match="others took 90% of the CPU cores") as caught:
         check_gates(result)
     assert "Verify again when nothing else runs" in caught.value.hint
     with pytest.raises(GateError, match=r"met the SLO was 1\.0%"):
-        check_gates(replace(result, taken=None))
+        check_gates(result._replace(taken=None))

@@ -35,17 +35,17 @@ from tuner.runs.bench import Trial as MadeNext
 from tuner.runs.compare.compare import Comparison, Question, Tuned
 from tuner.runs.compare.ways import APPROACHES, Workload
 from tuner.runs.journal import EngineStart, Failed, Tried
-from tuner.runs.ladder import next_for_twin, next_trial
 from tuner.runs.refine.refine import SIDES, Refining
 from tuner.runs.refine.search import Study
 from tuner.runs.refine.space import Knob, Space
+from tuner.runs.sweep.sweep import next_for_twin, next_trial
 from tuner.runs.verify import Verification
 from tuner.runs.verify import next_trial as next_in_verification
 from tuner.traffic.slo import Slo
 from tuner.traffic.window import Window
 from tuner.twin.samples import Machine
 from tuner.twin.simulation import Traffic, shape_of
-from tuner.twin.windows import Block, Trial
+from tuner.twin.windows import Block
 
 if TYPE_CHECKING:
     from tuner.twin.forecast import Forecast
@@ -58,13 +58,13 @@ def cases(name: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("case", CASES[name], ids=lambda case: case["says"])
 
 
-def in_words(trial: Trial | None) -> str | None:
+def in_words(trial: Tried | None) -> str | None:
     return None if trial is None else f"{trial.purpose} {trial.max_num_seqs}"
 
 
-def trial(text: str) -> Trial:
+def trial(text: str) -> Tried:
     purpose, cap = text.split()[:2]
-    return Trial(int(cap), purpose)  # type: ignore[arg-type]
+    return Tried(purpose, int(cap))
 
 
 @cases("twin")
@@ -108,7 +108,7 @@ def test_every_approach_meets_every_load_in_every_block(
         tuned=Tuned(8, ""), profile=None, base=SimStarter(World()), of_tuned=SimStarter(World()),
     )  # fmt: skip
     windows = [Window(10.0 * block, 10.0, 0.0) for block in range(3)]
-    with closing(journal.create(tmp_path / "run", {})) as book:
+    with closing(journal.opened(tmp_path / "run", {})) as book:
         for text in case["done"]:
             name, block_, load, *failed = text.split()
             tried: dict[str, Any] = {
@@ -173,7 +173,7 @@ def configured(trial: MadeNext | None) -> str | None:
 
 @cases("refine")
 def test_a_refinement_tries_every_value_once(case: dict[str, Any], tmp_path: Path) -> None:
-    with closing(journal.create(tmp_path / "run", {})) as book:
+    with closing(journal.opened(tmp_path / "run", {})) as book:
         run = refinement(book, case.get("budget_s", 1e9))
         for text in case["done"]:
             words = text.removesuffix(" failed")
@@ -184,7 +184,7 @@ def test_a_refinement_tries_every_value_once(case: dict[str, Any], tmp_path: Pat
 @cases("pairs")
 def test_the_sides_of_a_pair_take_turns(case: dict[str, Any], tmp_path: Path) -> None:
     chosen = {**KNEE, "max_num_seqs": 8}
-    with closing(journal.create(tmp_path / "run", {})) as book:
+    with closing(journal.opened(tmp_path / "run", {})) as book:
         run = refinement(book)
         for number, share in enumerate(case["done"]):
             side = SIDES[number % 4]
@@ -203,10 +203,9 @@ def test_a_broken_promise_is_measured_once_more(case: dict[str, Any], tmp_path: 
         profile=msgspec.structs.replace(promised, decision=decision), twin=twin,
         trace_block_size=16, step_s=10.0, tolerance=0.1,
     )  # fmt: skip
-    tried = Tried(purpose="verify", max_num_seqs=8, window=Window(0.0, 10.0, 0.0))
-    build = Build("verify", 8, SimStarter(World()))
-    sent = MadeNext(tried, build, [request()], CutRule(SLO, 0.0))
-    with closing(journal.create(tmp_path / "run", {})) as book:
+    tried = Tried("verify", 8, window=Window(0.0, 10.0, 0.0))
+    sent = MadeNext(tried, Build("verify", 8, SimStarter(World())), [request()], CutRule(SLO, 0.0))
+    with closing(journal.opened(tmp_path / "run", {})) as book:
         for share in case["done"]:
             book.add_replay(served(share), tried)
         trial_ = next_in_verification(Bench(book, Notes(), None, block_size=16), question, sent)

@@ -9,7 +9,7 @@ import numpy as np
 from tuner.engines.seam import ITERATION, UNKNOWN, EngineFacts, IterationLog
 from tuner.replay.numbers import KvCacheUsage, Measurement, Spread
 from tuner.replay.records import REQUEST, Replay, Requests, e2el_s, queue_s, ttft_s
-from tuner.runs.settings import SweepSettings
+from tuner.runs.sweep.conclusion import SweepSettings
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.slo import Slo
 from tuner.twin.windows import Block, Purpose, Trial

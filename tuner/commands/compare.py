@@ -18,7 +18,7 @@ from tuner.profile.profile import ServingProfile
 from tuner.profile.profile import load as load_profile
 from tuner.runs.compare.compare import Comparison, Question, Tuned, compare
 from tuner.runs.compare.ways import LEVELS, UNTUNED, chosen, names_in
-from tuner.runs.evidence import Evidence
+from tuner.runs.journal import Journal
 from tuner.trace.trace import Trace, load
 from tuner.traffic.window import parse_duration_s
 from tuner.views.compare import compare_page, tuned_row
@@ -84,7 +84,7 @@ def run(options: CompareOptions) -> None:
                 starter.log = book.run_dir / "vllm.log"
         with progress:
             comparison = compare(question, source, book, progress, machine.read)
-        doubts = _doubts(options, profile, machine, comparison.evidence)
+        doubts = _doubts(options, profile, machine, comparison.journal)
         warnings = [*doubts, *comparison.warnings(), *trace.warnings]
         _conclude(options, profile, comparison, warnings)
 
@@ -125,11 +125,11 @@ def _conclude(
     warnings: Sequence[str],
 ) -> None:
     """Print the tables. Raises EngineError where nothing could be measured."""
-    evidence, tables = comparison.evidence, comparison.tables()
+    journal, tables = comparison.journal, comparison.tables()
     run_dir, rows = comparison.journal.run_dir, [row for table in tables for row in table.rows]
     failures = [text for row in rows for text in row.errors]
-    if evidence.starts():
-        facts, best = evidence.facts(), tuned_row(tables[0])
+    if journal.starts():
+        facts, best = journal.facts(), tuned_row(tables[0])
         result = {
             "tuned": comparison.question.tuned,
             "tables": tables,
@@ -143,7 +143,7 @@ def _conclude(
             tables,
             comparison.question.tuned,
             facts,
-            spent_s=evidence.spent_s(),
+            spent_s=journal.spent_s(),
             warnings=warnings,
             run_dir=str(run_dir),
             next_=_next(options, profile, is_measured=best is None or best.numbers is not None),
@@ -156,7 +156,7 @@ def _conclude(
 
 
 def _doubts(
-    options: CompareOptions, profile: ServingProfile | None, here: Machine, evidence: Evidence
+    options: CompareOptions, profile: ServingProfile | None, here: Machine, journal: Journal
 ) -> Iterator[str]:
     """Yield what limits the comparison with a profile of elsewhere."""
     if profile is None:
@@ -167,7 +167,7 @@ def _doubts(
             f"{options.profile} was measured with {name} {was}, here it is {is_}: only its "
             "settings count here"
         )
-    environments = (start.facts.environment for start in evidence.starts())
+    environments = (start.facts.environment for start in journal.starts())
     now = next((each for each in environments if each is not None), None)
     if (words := environment_differs(profile.provenance.environment, now)) is not None:
         yield f"the profile was {words}"

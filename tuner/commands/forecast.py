@@ -7,7 +7,8 @@ import numpy as np
 from tuner.commands.shared.run_folder import finish
 from tuner.engines.vllm.start import VllmStarter
 from tuner.profile.summary import minutes
-from tuner.runs.ladder import STEPS, doubling
+from tuner.runs.sweep.conclusion import doubling
+from tuner.runs.sweep.sweep import STEPS
 from tuner.traffic.workload import affordable_step_s
 from tuner.views.page import Page
 

@@ -25,8 +25,7 @@ from tuner.runs.bench import Bench
 from tuner.runs.refine.refine import Refinement, Refining
 from tuner.runs.refine.search import Study
 from tuner.runs.refine.space import CAP, LIVE, TOKENS, Space, build_space, number, parse_search
-from tuner.runs.result import profile_of, second_thoughts
-from tuner.runs.settings import SweepSettings
+from tuner.runs.sweep.conclusion import SweepSettings
 from tuner.system import interruption
 from tuner.trace.columns import columns_of
 from tuner.trace.trace import TraceRequest, load
@@ -92,8 +91,6 @@ def run(options: RefineOptions) -> None:
         )
         refinement = _refined(refining, requests, progress, machine)
         warnings += refinement.warnings
-        if refinement.outcome is not None:
-            warnings += second_thoughts(refinement.outcome)
         refinement = dataclasses.replace(refinement, warnings=tuple(warnings))
         wall_s = time.monotonic() - began_s
         refined = _profile(options, refining, refinement, wall_s=wall_s)
@@ -187,7 +184,7 @@ def _profile(
         own = origin_of(
             outcome, refinement.warnings, wall_s=wall_s, ranks=origin.ranks, given=given
         )
-        return profile_of(outcome, {**own, "replicas": origin.replicas, "router": origin.router})
+        return outcome.profile({**own, "replicas": origin.replicas, "router": origin.router})
     decision = replace(profile.decision, reason=refinement.reason)
     if options.require:
         seen = next((row.measured for row in refinement.trials if row.configuration == knee), None)

@@ -19,8 +19,7 @@ from tuner.profile.profile import ServingProfile
 from tuner.replay.records import Replay
 from tuner.rollout import difference, fit
 from tuner.rollout.find import Target, is_profile, read_text
-from tuner.runs.cluster.prices import parse_prices, price_of
-from tuner.runs.evidence import Evidence
+from tuner.runs.cluster.nodes import parse_prices, price_of
 from tuner.runs.journal import JOURNAL, Replayed
 from tuner.system import files
 from tuner.system.printable import printable
@@ -102,7 +101,7 @@ def _run_page(run_dir: Path, *, over_time: bool) -> Page:
         except RunError as problem:
             lost.append(str(problem))
     if (path := run_dir / "trace.jsonl").exists():
-        selection = Evidence(book).selection()
+        selection = book.selection()
         windows = selection.windows if selection else ()
         sections.append(traffic_section(load_trace(path).requests, windows))
     if replays:
@@ -113,7 +112,7 @@ def _run_page(run_dir: Path, *, over_time: bool) -> Page:
 
 def _costs(options: ShowOptions) -> Page:
     """Return what a million output tokens within the SLO cost with each profile."""
-    by_gpu, each = parse_prices(options.prices), dict[str, float]()
+    by_gpu, each = parse_prices(options.prices or ""), dict[str, float]()
     names = filter(None, (str(options.source), options.target))
     loaded = {name: profiles.load(Path(name)) for name in names}
     for name, profile in loaded.items():

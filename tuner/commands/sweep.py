@@ -39,13 +39,10 @@ from tuner.runs.bench import execute
 from tuner.runs.journal import Journal
 from tuner.runs.result import (
     SweepOutcome,
-    in_use,
     json_object,
-    profile_of,
     rescore,
-    second_thoughts,
 )
-from tuner.runs.settings import SweepSettings, settings_in
+from tuner.runs.sweep.conclusion import SweepSettings, settings_in
 from tuner.runs.sweep.sweep import sweep
 from tuner.trace.record import SCHEDULE
 from tuner.trace.trace import Trace, TraceRequest, load, write
@@ -184,10 +181,9 @@ def swept(job: Job) -> Swept:
     """Measure all that the run does not hold yet, decide, and write the profile, into the run
     directory first. Raises TunerError."""
     options, starter = job.options, job.starter
-    confirming, read, began_s = None, None, None
+    confirming, read = None, None
     cap, is_stated = _stated(options, "max_num_seqs"), True
-    if isinstance(starter, VllmStarter):  # simulated time is virtual
-        began_s = job.began_s
+    if isinstance(starter, VllmStarter):
         read = DeviceMeter(gpus_of(starter.resolve(max_num_seqs=1))).read
         cap, is_stated = starter.server_max_num_seqs()
     plan = {
@@ -215,7 +211,6 @@ def swept(job: Job) -> Swept:
             progress,
             read_device=read,
             confirming=confirming,
-            began_s=began_s,
         )
         done = sealed(execute(work, starter, book), job.warnings, job.began_s)
     done = done.with_next(_next(options, done.profile))
@@ -233,23 +228,17 @@ def keep_trace(job: Job, book: Journal) -> None:
 
 
 def sealed(outcome: SweepOutcome, trace_warnings: Sequence[str], began_s: float) -> Swept:
-    """Return the profile of a run with all of its warnings, the trace's own last, and what is set
-    now: by ``--base`` or ``--set``, or by vLLM itself."""
-    settings, book = outcome.basis.settings, outcome.basis.evidence.journal
-    if (now := book.plan.get("now")) is not None:
-        cap, is_stated = now
-        baseline = in_use(outcome.conclusion, int(cap), "base" if is_stated else "default")
-        outcome = replace(outcome, in_use=baseline)
-    doubts = [*outcome.verdict.warnings, *second_thoughts(outcome), *outcome.warnings]
+    """Return the profile of a run with all of its warnings, the trace's own last."""
+    settings, book = outcome.basis.settings, outcome.basis.journal
     origin = origin_of(
         outcome,
-        [*doubts, *trace_warnings],
+        [*outcome.warnings, *trace_warnings],
         wall_s=time.monotonic() - began_s,
         ranks=int(book.plan["ranks"]),
         given=list(book.plan["given"]),
     )
     origin |= {"replicas": settings.replicas, "router": settings.router}
-    profile = profile_of(outcome, origin)
+    profile = outcome.profile(origin)
     page = profile_page(profile, subject=f"Sweep {book.run_dir}", next_="")
     return Swept(profile, outcome.verdict, structs.replace(page, run_dir=str(book.run_dir)))
 
@@ -262,8 +251,8 @@ def origin_of(
     ranks: int,
     given: Sequence[str],
 ) -> dict[str, Any]:
-    """Return what of a profile's provenance only a command knows; see ``profile_of``. ``given``:
-    the engine arguments that the user chose."""
+    """Return what of a profile's provenance only a command knows. ``given``: the engine
+    arguments that the user chose."""
     model_digest = None  # of a model that is simulated, as of one on a hub
     if outcome.facts.engine != "sim":
         model = models.model_path(str(outcome.facts.arguments["model"]))

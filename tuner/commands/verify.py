@@ -84,7 +84,6 @@ def run(options: VerifyOptions) -> None:
         result = {
             "kept": all(gate.kept for gate in verified.gates),
             "gates": verified.gates,
-            "p95_ms": verified.p95_ms,
             "run_dir": run_dir,
         }
         finish(options, result, _page(options, profile, verified, run_dir), book.run_dir)

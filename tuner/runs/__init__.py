@@ -6,7 +6,7 @@ cluster, and prints nothing.
 
 All four are one loop (``bench.measure``): a plan reads the events of the run and returns the next
 trial, the ``bench`` makes it on the engine that it needs, the ``journal`` keeps it; a resumed run
-calls the same plan on the same events. What was measured is read back by ``evidence``. A sweep, top
-to bottom: ``sweep/sweep`` (what there is time for), ``ladder`` (the next cap), ``sweep/conclusion``
-(the decision), ``sweep/confirmation`` (a fresh engine), and ``result`` (outcome and profile).
+calls the same plan on the same events. A sweep, top to bottom: ``sweep/sweep`` (what is measured
+next, on the ladder and on a fresh engine), ``sweep/conclusion`` (the decision), and ``result``
+(outcome and profile).
 """

@@ -23,16 +23,7 @@ from tuner.replay.ramp import probe, ramp
 from tuner.replay.records import Replay
 from tuner.replay.replay import CutRule, Prompt, replay
 from tuner.replay.soundness import Attempt, Read, flaws_of, soundly, stalls
-from tuner.runs.evidence import Evidence
-from tuner.runs.journal import (
-    EngineStart,
-    Failed,
-    Journal,
-    Probed,
-    Repeated,
-    Selection,
-    Tried,
-)
+from tuner.runs.journal import EngineStart, Failed, Journal, Probed, Repeated, Selection, Tried
 from tuner.system import interruption
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.clients import prompt_token_ids, turns_of
@@ -113,10 +104,6 @@ class Bench:
     spare_s: Callable[[], float] = lambda: float("inf")
     """Returns the seconds that may be spent on measuring something once more."""
 
-    @property
-    def evidence(self) -> Evidence:
-        return Evidence(self.journal)
-
     async def up(self, build: Build, *, cap: int = 0, tokens: int = 0) -> Engine:
         """Return the engine of this build, its limits set: by default to what it was built for.
 
@@ -130,10 +117,8 @@ class Bench:
             self.engine = await build.starter.start(max_num_seqs=size)
             self.build, facts = build, self.engine.facts
             self.limits = (size, facts.max_num_batched_tokens)
-            self.evidence.check_machine(facts)
-            self.journal.add(
-                EngineStart(purpose=build.purpose, max_num_seqs=size, facts=facts, key=build.key)
-            )
+            self.journal.check_machine(facts)
+            self.journal.add(EngineStart(build.purpose, size, facts, build.key))
         limits = (cap or size, tokens or self.engine.facts.max_num_batched_tokens)
         if limits != self.limits:
             await self.engine.prepare(max_num_seqs=limits[0], max_num_batched_tokens=limits[1])
@@ -156,11 +141,11 @@ class Bench:
         step_s: Callable[[], float],
     ) -> Workload:
         """Choose what a step of so many seconds replays; or read back what was chosen."""
-        chosen = self.evidence.selection()
+        chosen = self.journal.selection()
         if chosen is None:
             length_s = step_s()
             part, own = choose_windows(requests, unloaded, window=window, step_s=length_s)
-            chosen = Selection(part=part, windows=(own,), step_s=length_s)
+            chosen = Selection(part, (own,), length_s)
             self.journal.add(chosen)
             self.watcher.stage(f"a step replays {own} of the trace")
         return workload_of(requests, slo, unloaded, chosen.part, chosen.windows[0], chosen.step_s)
@@ -182,7 +167,7 @@ class Bench:
             else:
                 await self._probe(engine, trial, prompt)
         except StoodStillError as error:  # what an engine that hangs has cost
-            self.journal.add(Repeated(what=trial.name, why=str(error), elapsed_s=error.seconds))
+            self.journal.add(Repeated(trial.name, str(error), error.seconds))
             raise
 
     async def _probe(self, engine: Engine, trial: Trial, prompt: Prompt) -> None:
@@ -192,19 +177,13 @@ class Bench:
             lambda: probe(trial.requests, engine, prompt=prompt),
             lambda done: stalls(done[1]),
         )
-        self.journal.add(
-            Probed(
-                purpose=trial.tried.purpose,
-                results=tuple(attempt.result[0]),
-                flaws=attempt.flaws,
-                elapsed_s=attempt.elapsed_s,
-            )
-        )
+        purpose, results = trial.tried.purpose, tuple(attempt.result[0])
+        self.journal.add(Probed(purpose, results, attempt.flaws, attempt.elapsed_s))
 
     async def _ramp(self, engine: Engine, trial: Trial, prompt: Prompt) -> None:
         """Time every batch size. Raises EngineError when no iteration ends in time."""
         cap, length_s = trial.tried.max_num_seqs, trial.ramp_s
-        number = len(self.evidence.trials())
+        number = len(self.journal.trials())
         rows = count(FRESH_PROMPTS * (1 + number))
         self.watcher.trial(trial.name, length_s)
         await engine.prepare()
@@ -264,6 +243,8 @@ class Bench:
 
         attempt = await self._soundly(trial, work, lambda done: flaws_of(done, engine.facts))
         result = replace(attempt.result, device=attempt.device, flaws=attempt.flaws)
+        if trial.tokens:
+            result = replace(result, token_budget=trial.tokens)
         self.journal.add_replay(result, trial.tried)
         if trial.tried.purpose != "short" and rule.slo.limits_s():
             self.watcher.measured(trial.name, numbers_of([result], rule.slo))
@@ -275,7 +256,7 @@ class Bench:
         if elapsed_s > self.spare_s():
             self.watcher.warn(f"{why}; there is no time to measure it again")
             return False
-        self.journal.add(Repeated(what=trial.name, why="; ".join(flaws), elapsed_s=elapsed_s))
+        self.journal.add(Repeated(trial.name, "; ".join(flaws), elapsed_s))
         self.watcher.warn(f"{why}; measuring it once more")
         return True
 
@@ -337,5 +318,5 @@ def execute(work: Coroutine[Any, Any, Result], starter: Starter, journal: Journa
     simulated."""
     if not isinstance(starter, SimStarter):
         return interruption.run(work)
-    starter.machine.started = len(Evidence(journal).start_s_of())
+    starter.machine.started = len(journal.start_s_of())
     return virtual_time.run(work, begin_s=journal.clock_s)

@@ -11,21 +11,23 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, Any, TypeVar, dataclass_transform
 
 import msgspec
 import numpy as np
 
+from tuner.engines.arguments import WHICH_DEVICE
+from tuner.engines.provenance import environment_differs
 from tuner.engines.seam import ITERATION, ArgumentValue, EngineFacts
-from tuner.errors import RunError, TargetError
+from tuner.errors import RunError
+from tuner.replay.numbers import Measurement, measure
 from tuner.replay.records import DEVICE, REQUEST, ProbeResult, Replay
+from tuner.replay.soundness import OURS, disturbance
 from tuner.system import files
+from tuner.traffic.slo import Slo, Unloaded, fit_unloaded
 from tuner.traffic.window import Window, parse_duration_s
 
 JOURNAL, REPLAYS = "journal.jsonl", "replays"
-
-FORMAT = 4
-"""Of a run; another format is refused."""
 
 NO_SENSE = (
     *(ArithmeticError, AssertionError, AttributeError, LookupError, RecursionError),
@@ -35,12 +37,19 @@ NO_SENSE = (
 
 _ELSEWHERE = "Start again in another --run-dir."
 
+RUNGS = ("ladder", "repeat", "drift_replay")
+"""Purposes of trials whose window was replayed, or cut because it had lost."""
+
+CONFIRMING = ("confirm", "headroom")
+"""Purposes of replays that the search does not see."""
+
 Configuration = Mapping[str, ArgumentValue]
 """Engine argument → value, where it is not the starter's own."""
 
 # Events
 
 
+@dataclass_transform(frozen_default=True)
 class Event(
     msgspec.Struct, frozen=True, kw_only=True, tag_field="event", forbid_unknown_fields=True
 ):
@@ -50,18 +59,17 @@ class Event(
     """When it was written, on the event loop's clock."""
 
 
-class Planned(Event, frozen=True, tag="plan"):
+class Planned(Event, tag="plan"):
     """What every measurement rests on, and the command that asked for it: the first event, and
     again where a larger budget was given."""
 
-    format: int
     plan: dict[str, Any]
     command: tuple[str, ...] = ()
     is_part: bool = False
     """Whether it is a part of the run in the folder above."""
 
 
-class EngineStart(Event, frozen=True, tag="start"):
+class EngineStart(Event, tag="start"):
     """An engine was started: for what, at which size, and what it reported of itself."""
 
     purpose: str
@@ -71,7 +79,7 @@ class EngineStart(Event, frozen=True, tag="start"):
     """What trials must have in common to share it."""
 
 
-class Probed(Event, frozen=True, tag="probe"):
+class Probed(Event, tag="probe"):
     """What an idle engine of this purpose does, request by request."""
 
     purpose: str
@@ -80,7 +88,7 @@ class Probed(Event, frozen=True, tag="probe"):
     elapsed_s: float = 0.0
 
 
-class Selection(Event, frozen=True, tag="choice"):
+class Selection(Event, tag="choice"):
     """The part of the trace, and the windows of it that a step replays."""
 
     part: Window
@@ -88,7 +96,7 @@ class Selection(Event, frozen=True, tag="choice"):
     step_s: float
 
 
-class Tried(Event, frozen=True, kw_only=True):
+class Tried(Event):
     """What was to be measured."""
 
     purpose: str
@@ -102,21 +110,21 @@ class Tried(Event, frozen=True, kw_only=True):
     """Of a comparison: the way of serving, and the traffic."""
 
 
-class Replayed(Tried, frozen=True, kw_only=True, tag="replay"):
+class Replayed(Tried, kw_only=True, tag="replay"):
     """A replay or a ramp, and the file that holds it."""
 
     file: str
     elapsed_s: float
 
 
-class Failed(Tried, frozen=True, kw_only=True, tag="failed"):
+class Failed(Tried, kw_only=True, tag="failed"):
     """What could not be measured, and why."""
 
     why: str
     hint: str = ""
 
 
-class Gathered(Event, frozen=True, tag="gathered"):
+class Gathered(Event, tag="gathered"):
     """The search has ended: nothing more is measured before what confirms it."""
 
     complete: bool
@@ -127,7 +135,7 @@ class Gathered(Event, frozen=True, tag="gathered"):
     """The windows in which the chosen configuration is compared with the knee, pair by pair."""
 
 
-class Repeated(Event, frozen=True, tag="late"):
+class Repeated(Event, tag="late"):
     """Something was measured once more, why, and what it had taken."""
 
     what: str
@@ -167,9 +175,7 @@ class Journal:
 
     @property
     def planned(self) -> Planned:
-        planned = self.last(Planned)
-        assert planned is not None
-        return planned
+        return [*self.of(Planned)][-1]
 
     @property
     def plan(self) -> dict[str, Any]:
@@ -202,20 +208,17 @@ class Journal:
                 rest = rest[self._file.write(rest) or 0 :]
             os.fsync(self._file.fileno())
         except OSError as error:
-            raise _cannot_write(self.run_dir, error.strerror or error) from error
+            raise _cannot_write(self.run_dir, error) from error
         self.events.append(stamped)
 
     def add_replay(self, replay: Replay, tried: Tried) -> None:
-        """Write a replay, then the event that names it. Raises RunError."""
+        """Write a replay, then the event that names it. Raises InputError."""
         name, content = f"{REPLAYS}/{sum(1 for _ in self.of(Replayed)):03}.npz", io.BytesIO()
         rest = msgspec.msgpack.encode({f: getattr(replay, f) for f in _REST.__struct_fields__})
         arrays = {each: getattr(replay, each) for each in _ARRAYS}
         np.savez_compressed(content, rest=np.frombuffer(rest, np.uint8), **arrays)
-        try:
-            files.make_own(self.run_dir / REPLAYS)
-            files.write_own(self.run_dir / name, content.getvalue())
-        except TargetError as error:
-            raise _cannot_write(self.run_dir, error) from error
+        files.make_own(self.run_dir / REPLAYS)
+        files.write_own(self.run_dir / name, content.getvalue())
         self._replays[name] = replay
         of_trial = msgspec.structs.asdict(tried)
         self.add(Replayed(**of_trial, file=name, elapsed_s=replay.elapsed_s))
@@ -231,85 +234,211 @@ class Journal:
             self._file.close()
             self._file = None
 
+    # Engines
 
-def create(
-    run_dir: Path, plan: Mapping[str, Any], *, command: Sequence[str] = (), is_part: bool = False
-) -> Journal:
-    """Make the folder of a new run. Raises RunError when a run is there already, or the folder
-    cannot be written."""
-    path = run_dir / JOURNAL
-    if path.exists() and path.stat().st_size:
-        raise RunError(f"{run_dir}: holds a run already", hint="Name another --run-dir.")
-    try:
-        run_dir.parent.mkdir(parents=True, exist_ok=True)
-        run_dir.mkdir(mode=0o700, exist_ok=True)
-        before = frozenset(each.name for each in run_dir.iterdir() if each != path)
-    except OSError as error:
-        raise _cannot_write(run_dir, error.strerror or error) from error
-    file = _opened(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
-    journal = Journal(run_dir, before=before, _file=file)
-    journal.add(Planned(format=FORMAT, plan=dict(plan), command=tuple(command), is_part=is_part))
-    return journal
+    def starts(self) -> list[EngineStart]:
+        return [*self.of(EngineStart)]
+
+    def facts(self) -> EngineFacts:
+        """Return what the newest engine reported of itself."""
+        return self.starts()[-1].facts
+
+    def start_s_of(self) -> dict[tuple[str, int], float]:
+        """Return (purpose, size) of each engine, in order → what its newest start took: one that
+        was started again because its run was interrupted counts once."""
+        return {(each.purpose, each.max_num_seqs): each.facts.start_s for each in self.starts()}
+
+    def start_needed_s(self, purpose: str, size: int) -> float:
+        """Return what the start of an engine takes of the budget: as the newest did; nothing of one
+        that was started before."""
+        return 0.0 if (purpose, size) in self.start_s_of() else self.facts().start_s
+
+    def check_machine(self, facts: EngineFacts) -> None:
+        """Raise RunError when an engine is not of the machine, versions and environment of this
+        run's others. What one does not report is not compared."""
+        for start in self.starts():
+            for what in ("device", "versions", "environment"):
+                was, now = (
+                    each and {k: v for k, v in each.items() if k not in WHICH_DEVICE}
+                    for each in (getattr(start.facts, what), getattr(facts, what))
+                )
+                if (differs := environment_differs(was, now)) is not None:
+                    raise RunError(
+                        f"{self.run_dir}: {differs}",
+                        hint="Numbers of two machines make no curve: start another --run-dir.",
+                    )
+
+    # Idle engines
+
+    def probed(self, purpose: str) -> tuple[ProbeResult, ...]:
+        """Return the lone requests on an idle engine of this purpose; none before it was probed."""
+        return next((each.results for each in self.of(Probed) if each.purpose == purpose), ())
+
+    def unloaded(self, purpose: str = "ladder") -> Unloaded | None:
+        """Return what an idle engine of this purpose does, None before it was probed."""
+        results = self.probed(purpose)
+        return (
+            fit_unloaded(
+                [each.input_length for each in results],
+                [each.ttft_s for each in results],
+                [each.tpot_s for each in results if each.tpot_s is not None],
+            )
+            if results
+            else None
+        )
+
+    # Trials
+
+    def selection(self) -> Selection | None:
+        """Return what this run replays, None before it was selected."""
+        return self.last(Selection)
+
+    def is_complete(self) -> bool:
+        """Whether everything that the decision asks for was measured."""
+        return any(event.complete for event in self.of(Gathered))
+
+    def trials(self) -> list[Replayed | Failed]:
+        """Return all that was tried, in order."""
+        return [each for each in self.events if isinstance(each, Replayed | Failed)]
+
+    def made(self, *purposes: str) -> list[Replayed]:
+        """Return what was replayed for these purposes, in order; by default all of the search."""
+        return [
+            each
+            for each in self.of(Replayed)
+            if (each.purpose in purposes if purposes else each.purpose not in CONFIRMING)
+        ]
+
+    def replays(self, *purposes: str) -> list[Replay]:
+        return [self.replay(each) for each in self.made(*purposes)]
+
+    def numbers(self, trial: Replayed, slo: Slo) -> Measurement:
+        return measure([self.replay(trial)], slo)
+
+    def measured(self, slo: Slo) -> dict[int, Measurement]:
+        """Return cap → its rungs pooled: those that were replayed to their end, or else all. Of one
+        that another SLO had cut nothing is known of what it would serve under this one."""
+        known = [each for each in self.replays(*RUNGS) if not each.is_cut_under_another(slo)]
+        result = {}
+        for cap in sorted({each.max_num_seqs for each in known}):
+            own = [each for each in known if each.max_num_seqs == cap]
+            result[cap] = measure([each for each in own if not each.cut] or own, slo)
+        return result
+
+    def confirming(self, purpose: str, max_num_seqs: int) -> list[Replay]:
+        """Return what was replayed at a cap on the confirming engine."""
+        return [each for each in self.replays(purpose) if each.max_num_seqs == max_num_seqs]
+
+    # Time
+
+    def replay_s(self) -> float:
+        """Return the seconds of all replays and ramps, those that were made again included."""
+        events: list[Replayed | Repeated] = [*self.of(Replayed), *self.of(Repeated)]
+        return sum(event.elapsed_s for event in events)
+
+    def spent_s(self) -> float:
+        """Return the seconds that count against the budget. A start that only an interruption made
+        necessary does not, so that a resumed run ends like one that was not interrupted."""
+        probes_s = sum(event.elapsed_s for event in self.of(Probed))
+        return self.replay_s() + probes_s + sum(self.start_s_of().values())
+
+    # What else was at work
+
+    def flaws(self) -> Iterator[str]:
+        """Yield what besides the engine shaped what counts: how late our own client was (``OURS``),
+        and what else was at work, and when. Of what was replayed again only the last counts."""
+        for event in self.of(Probed):
+            yield from (f"{why} while an idle engine was timed" for why in event.flaws)
+        counted = {
+            (each.purpose in RUNGS or each.purpose, each.max_num_seqs): self.replay(each)
+            for each in self.made("ramp", *RUNGS, *CONFIRMING)
+        }
+        for replay in counted.values():
+            when = f" while {replay.max_num_seqs} was replayed"
+            for flaw in filter(None, [*replay.flaws, disturbance(replay.device)]):
+                yield flaw if flaw.startswith(OURS) else flaw + when
 
 
 def read(run_dir: Path) -> Journal:
     """Read a run without continuing it. Raises RunError when there is none."""
-    return Journal(run_dir, _events(run_dir)[0])
+    events, _ = _events(run_dir)
+    if not events:
+        raise RunError(f"{run_dir / JOURNAL}:1: no plan", hint=_ELSEWHERE)
+    return Journal(run_dir, events)
 
 
-def resume(run_dir: Path, plan: Mapping[str, Any], *, command: Sequence[str] = ()) -> Journal:
-    """Open a run to continue it with the same plan.
+def opened(
+    run_dir: Path, plan: Mapping[str, Any], *, command: Sequence[str] = (), is_part: bool = False
+) -> Journal:
+    """Open the run of a folder to continue it with the same plan, or begin one there.
 
     A last line that a crash left unfinished is dropped. The budget may be larger than it was: what
-    was measured under a smaller one is not lost. Raises RunError when there is no run, it is
-    damaged, or the plan differs.
+    was measured under a smaller one is not lost. Raises RunError when the run is damaged, or the
+    plan differs, and InputError where it cannot be written.
     """
     path, replays = run_dir / JOURNAL, run_dir / REPLAYS
-    _events(run_dir)  # that there is one
+    planned = Planned(dict(plan), tuple(command), is_part)
     with ExitStack() as failing:
-        file = failing.enter_context(_opened(path, os.O_RDWR))  # locked before it is read
-        events, complete_bytes = _events(run_dir)
-        journal = Journal(run_dir, events, _file=file)
-        before, now = journal.plan, msgspec.json.decode(msgspec.json.encode(dict(plan)))
-        was_s, is_s = (
-            parse_duration_s(str(each.get("budget", "1s")), option="--budget")
-            for each in (before, now)
-        )
-        for key in sorted(before.keys() | now.keys()):
-            if before.get(key) != now.get(key) and not (key == "budget" and is_s > was_s):
-                was, is_ = (msgspec.json.encode(each.get(key)).decode() for each in (before, now))
-                raise RunError(
-                    f"{path}:1: {key} was {was[:80]}, now {is_[:80]}",
-                    hint="Resume with the options of the run, or start another --run-dir.",
-                )
         try:
+            run_dir.parent.mkdir(parents=True, exist_ok=True)
+            run_dir.mkdir(mode=0o700, exist_ok=True)
+            before = frozenset(each.name for each in run_dir.iterdir() if each != path)
+            file = failing.enter_context(_locked(path))  # before it is read
+            events, complete_bytes = _events(run_dir)
+            is_new = not events or _is_raised(events, planned, path)
             file.truncate(complete_bytes)
-            file.seek(0, os.SEEK_END)
             if replays.exists():
                 files.make_own(replays)  # through a link nothing is removed
                 for left in replays.glob(".tuner-*.tmp"):
                     left.unlink()
-        except (OSError, TargetError) as error:
+        except OSError as error:
             raise _cannot_write(run_dir, error) from error
-        if is_s > was_s:
-            words = tuple(command) or journal.planned.command
-            journal.add(msgspec.structs.replace(journal.planned, plan=now, command=words))
+        journal = Journal(run_dir, events, None if events else before, file)
+        if is_new:
+            journal.add(planned)
         failing.pop_all()
     return journal
 
 
+def _is_raised(events: Sequence[Event], planned: Planned, path: Path) -> bool:
+    """Return whether the plan has a larger budget than a run's. Raises RunError where anything else
+    differs."""
+    before = [each.plan for each in events if isinstance(each, Planned)][-1]
+    now = msgspec.json.decode(msgspec.json.encode(planned.plan))
+    was_s, is_s = (
+        parse_duration_s(str(each.get("budget", "1s")), option="--budget") for each in (before, now)
+    )
+    for key in sorted(before.keys() | now.keys()):
+        if before.get(key) != now.get(key) and not (key == "budget" and is_s > was_s):
+            was, is_ = (msgspec.json.encode(each.get(key)).decode() for each in (before, now))
+            raise RunError(
+                f"{path}:1: {key} was {was[:80]}, now {is_[:80]}",
+                hint="Resume with the options of the run, or start another --run-dir.",
+            )
+    return is_s > was_s
+
+
+def _locked(path: Path) -> IO[bytes]:
+    """Open a journal for this process alone: the system gives it back when the process ends."""
+    descriptor = files.opened_own(path, os.O_CREAT | os.O_RDWR | os.O_APPEND)
+    file = os.fdopen(descriptor, "r+b", 0)
+    with suppress(OSError):  # a network file system without locks
+        if not files.lock(descriptor):
+            file.close()
+            hint = "Wait for it, or end it."
+            raise RunError(f"{path.parent}: another tuner is at work here", hint=hint)
+    return file
+
+
 def _events(run_dir: Path) -> tuple[list[Event], int]:
     """Return the events and how many bytes of complete lines they take. Raises RunError."""
-    path = run_dir / JOURNAL
+    path, events = run_dir / JOURNAL, list[Event]()
     try:
         content = files.read_regular(path)
-    except FileNotFoundError:
-        raise RunError(f"{path}: no run to resume", hint="Give the folder of a run.") from None
     except OSError as error:
-        raise RunError(f"{path}: {error.strerror}", hint="Make it readable.") from error
-    content = content[: content.rfind(b"\n") + 1]
-    events: list[Event] = []
-    for number, line in enumerate(content.splitlines(), 1):
+        raise RunError(f"{path}: {error.strerror}", hint="Give the folder of a run.") from error
+    lines = content[: content.rfind(b"\n") + 1].splitlines(keepends=True)
+    for number, line in enumerate(lines, 1):
         try:
             event = _DECODER.decode(line)
             if isinstance(event, EngineStart):  # a twin of none of these would never end
@@ -318,9 +447,9 @@ def _events(run_dir: Path) -> tuple[list[Event], int]:
         except (AssertionError, ValueError, RecursionError):
             raise RunError(f"{path}:{number}: not an event", hint=_ELSEWHERE) from None
         events.append(event)
-    if not events or not isinstance(events[0], Planned) or events[0].format != FORMAT:
+    if events and not isinstance(events[0], Planned):
         raise RunError(f"{path}:1: no plan", hint=_ELSEWHERE)
-    return events, len(content)
+    return events, sum(map(len, lines))
 
 
 def _read_replay(run_dir: Path, name: str) -> Replay:
@@ -340,22 +469,8 @@ def _read_replay(run_dir: Path, name: str) -> Replay:
         raise RunError(f"{path}: cannot be read back, it is damaged", hint=_ELSEWHERE) from error
 
 
-def _opened(path: Path, flags: int) -> IO[bytes]:
-    """Open a journal for this process alone: the system gives it back when the process ends."""
-    try:
-        file = os.fdopen(files.opened_own(path, flags), "r+b" if flags & os.O_RDWR else "ab", 0)
-    except (OSError, TargetError) as error:
-        raise _cannot_write(path.parent, error) from error
-    with suppress(OSError):  # a network file system without locks
-        if not files.lock(file.fileno()):
-            file.close()
-            hint = "Wait for it, or end it."
-            raise RunError(f"{path.parent}: another tuner is at work here", hint=hint)
-    return file
-
-
-def _cannot_write(path: Path, why: object) -> RunError:
+def _cannot_write(path: Path, error: OSError) -> RunError:
     return RunError(
-        f"{path}: cannot be written ({why})",
+        f"{path}: cannot be written ({error.strerror or error})",
         hint="Make room or choose another --run-dir; what is measured stays.",
     )

@@ -6,7 +6,7 @@ from tuner.engines.devices import gpus_of
 from tuner.profile.profile import CapNumbers, CurveStep, ServingProfile
 from tuner.profile.summary import block_of, facts_of, percent, promised
 from tuner.replay.numbers import Measurement
-from tuner.runs.cluster.prices import per_million_tokens
+from tuner.runs.cluster.nodes import per_million_tokens
 from tuner.views.page import Cell, Chart, Column, Mark, Page, Section, Table
 
 COLUMNS = {

@@ -258,7 +258,7 @@ DAMAGE: dict[str, Callable[[list[bytes]], list[bytes]]] = {
         )
         for line in lines
     ],
-    "another format": lambda lines: [lines[0].replace(b'"format"', b'"farmat"'), *lines[1:]],
+    "another format": lambda lines: [lines[0].replace(b'"command"', b'"words"'), *lines[1:]],
 }
 
 

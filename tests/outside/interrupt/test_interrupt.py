@@ -37,12 +37,9 @@ COMPARE = (
     *("compare", *SIM, "--max-num-seqs", "4", "--approaches", "untuned,tuned"),
     *("--loads", "recorded", "--run-dir", "run"),
 )
-HURRIED = (*SWEEP, "--budget", "155s")
-"""With no time for an engine that confirms."""
-
 PROFILE = ("profile.yaml", "profile.evidence")
-RUNS = {"sweep": SWEEP, "hurried": HURRIED, "refine": REFINE, "compare": COMPARE}
-STRIDES = {"sweep": 1, "hurried": 6, "refine": 1, "compare": 7}
+RUNS = {"sweep": SWEEP, "refine": REFINE, "compare": COMPARE}
+STRIDES = {"sweep": 1, "refine": 1, "compare": 7}
 """After which of the events of a run it is cut."""
 
 

@@ -7,8 +7,7 @@ from tests.support.profiles import profile, resealed
 from tuner.engines.seam import ArgumentValue
 from tuner.errors import UsageError
 from tuner.profile.profile import ServingProfile
-from tuner.runs.cluster.nodes import Node, Share, share_of
-from tuner.runs.cluster.prices import parse_prices
+from tuner.runs.cluster.nodes import Node, Share, parse_prices, share_of
 from tuner.traffic.requirements import RequirementCheck
 from tuner.views.profile import several_page
 

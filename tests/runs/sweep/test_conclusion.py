@@ -11,7 +11,6 @@ from tuner.engines.scheduler.state import StepLaw
 from tuner.errors import RunError
 from tuner.replay.records import Replay
 from tuner.runs import journal
-from tuner.runs.evidence import Evidence
 from tuner.runs.journal import EngineStart, Gathered, Tried
 from tuner.runs.sweep.conclusion import Basis, Conclusion, conclude, window_blocks
 from tuner.traffic.slo import Slo, Unloaded
@@ -38,18 +37,18 @@ def ramped(
     busy = Traffic.of((0.1 * row, 20, 20) for row in range(200))
     law = StepLaw(np.full(9, 0.010), 1e-5, 0.0, 0.0, 0.0)
     log = simulate(busy, law, shape_of(engine), max_num_seqs=8, log=True).iterations
-    book = journal.create(folder, {"trace_digest": "sha256:1", "seed": 0})
+    book = journal.opened(folder, {"trace_digest": "sha256:1", "seed": 0})
     book.add(EngineStart(purpose="ladder", max_num_seqs=8, facts=engine))
     ramp = replay_of([], max_num_seqs=8, iterations=log)
-    book.add_replay(ramp, Tried(purpose="ramp", max_num_seqs=8))
+    book.add_replay(ramp, Tried("ramp", 8))
     if rung is not None:
-        book.add_replay(rung, Tried(purpose="ladder", max_num_seqs=rung.max_num_seqs))
+        book.add_replay(rung, Tried("ladder", rung.max_num_seqs))
     book.add(Gathered(complete=True))
     book.close()
     unloaded = Unloaded(ttft_s=0.01, ttft_s_per_input_token=0.0, tpot_s=0.01)
     part, window = Window(0.0, 100.0), Window(0.0, 10.0)
     workload = workload_of(REQUESTS, SLO, unloaded, part, window, 10.0)
-    run = Evidence(journal.read(folder))
+    run = journal.read(folder)
     changed = replace(settings(SLO, ceiling=8), closed_sessions=closed_sessions)
     return conclude(Basis(run, workload, changed))
 
@@ -72,7 +71,7 @@ def test_a_step_that_another_slo_cut_counts_by_the_twin_alone(
     tmp_path: Path, slo: Slo | None, source: str
 ) -> None:
     conclusion = ramped(tmp_path, prefix_caching=False, rung=replace(LOST, slo=slo))
-    assert conclusion.by_twin
+    assert conclusion.promised is not None
     steps = {each.numbers.max_num_seqs: each for each in conclusion.curve}
     assert steps[2].source == source
     assert (steps[2].measured is None) is (source == "twin")
@@ -87,19 +86,19 @@ def test_where_the_windows_decide_a_step_that_another_slo_cut_says_nothing(tmp_p
         ramped(tmp_path / "b", prefix_caching=False, rung=strict, closed_sessions=True)
 
 
-def rungs(folder: Path) -> Evidence:
+def rungs(folder: Path) -> journal.Journal:
     """Return a run in which requests of ten tokens after the first held their slots for 2 s, and
     all were in time, at caps of 2 and of 4."""
     held = {"output_length": 11, "output_tokens": 11, "end_s": 2.25, "last_s": 2.25}
     seen = [record(row, **held) for row in range(10)]
-    book = journal.create(folder, {"trace_digest": "sha256:1", "seed": 0})
+    book = journal.opened(folder, {"trace_digest": "sha256:1", "seed": 0})
     book.add(EngineStart(purpose="ladder", max_num_seqs=4, facts=facts()))
     for cap in (2, 4):
-        tried = Tried(purpose="ladder", max_num_seqs=cap)
+        tried = Tried("ladder", cap)
         book.add_replay(replay_of(seen, max_num_seqs=cap), tried)
     book.add(Gathered(complete=True))
     book.close()
-    return Evidence(journal.read(folder))
+    return journal.read(folder)
 
 
 def test_a_queue_that_grows_over_all_of_the_traffic_counts_where_the_windows_decide(
@@ -112,7 +111,7 @@ def test_a_queue_that_grows_over_all_of_the_traffic_counts_where_the_windows_dec
     slo, part, window = Slo(ttft_s=5.0), Window(0.0, 50.0), Window(0.0, 10.0)
     workload = workload_of(came, slo, unloaded, part, window, 10.0)
     open_loop = Basis(rungs(tmp_path), workload, settings(slo, ceiling=4))
-    closed = replace(open_loop, settings=replace(open_loop.settings, closed_sessions=True))
+    closed = open_loop._replace(settings=replace(open_loop.settings, closed_sessions=True))
     for basis, shares, cap in ((open_loop, [0.12, 1.0], 4), (closed, [1.0, 1.0], 2)):
         assert [each.measurement.attainment for each in window_blocks(basis)] == shares
         assert conclude(basis).verdict.max_num_seqs == cap

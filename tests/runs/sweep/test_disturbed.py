@@ -116,7 +116,7 @@ def disturbed(run_dir: Path, what: Disturbance) -> tuple[SweepOutcome, float]:
         )
         return outcome, now_s() - begun_s
 
-    with closing(journal.create(run_dir, {})) as book:
+    with closing(journal.opened(run_dir, {})) as book:
         return run(main(book))
 
 

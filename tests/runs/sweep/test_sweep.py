@@ -17,10 +17,8 @@ from tuner.errors import UsageError
 from tuner.replay.numbers import Measurement
 from tuner.runs import journal
 from tuner.runs.bench import Bench
-from tuner.runs.evidence import Evidence
-from tuner.runs.result import SweepOutcome, outcome_of, second_thoughts
-from tuner.runs.settings import SweepSettings
-from tuner.runs.sweep.conclusion import Conclusion
+from tuner.runs.result import SweepOutcome
+from tuner.runs.sweep.conclusion import Conclusion, SweepSettings
 from tuner.runs.sweep.sweep import Sweep, sweep
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.requirements import parse_requirement
@@ -89,7 +87,7 @@ def swept(
     server = SimStarter(confirming) if confirming else None
     if server is not None:
         server.device = SimStarter(SLOTS_COST_LATE).device
-    with closing(journal.create(run_dir, {})) as book:
+    with closing(journal.opened(run_dir, {})) as book:
         starter = SimStarter(SLOTS_COST_LATE)
         work = sweep(traffic, starter, settings, book, notes or Notes(), confirming=server)
         return run(work)
@@ -120,19 +118,16 @@ def test_a_headroom_that_falls_short_is_named(tmp_path: Path) -> None:
     settings = replace(SETTINGS, ceiling=16)
     outcome = swept(tmp_path, settings=settings, traffic=LONG_HALF, confirming=SLOWER)
     assert outcome.verdict.max_num_seqs == 8
-    warnings = second_thoughts(outcome)
-    assert any("does not hold at 1.25 times the load" in text for text in warnings)
+    assert any("does not hold at 1.25 times the load" in text for text in outcome.warnings)
 
 
 def test_a_small_budget_shortens_the_window_and_a_smaller_one_is_refused(tmp_path: Path) -> None:
     short = replace(UP_TO_8, budget_s=300)
     outcome = swept(tmp_path / "short", settings=short, traffic=HALF)
     assert outcome.basis.workload.window.replay_s < 30
-    assert outcome.basis.evidence.spent_s() <= 300
-    alone = swept(tmp_path / "alone", settings=replace(UP_TO_8, budget_s=150), traffic=HALF)
-    assert alone.unconfirmed is not None  # a second start takes too much of it
-    with pytest.raises(UsageError, match="--budget"):
-        swept(tmp_path / "none", settings=replace(UP_TO_8, budget_s=95), traffic=HALF)
+    assert outcome.basis.journal.spent_s() <= 300
+    with pytest.raises(UsageError, match="--budget"):  # two starts take 120 s of it
+        swept(tmp_path / "none", settings=replace(UP_TO_8, budget_s=150), traffic=HALF)
 
 
 BEHIND = World(step=WorldStep(a=0.030, b=0.0006, n0=16, h=0.0025))
@@ -177,11 +172,11 @@ def test_what_a_server_adds_to_its_engine_is_fitted_kept_and_weighed(tmp_path: P
             await sweeping.confirm()
         finally:
             await bench.stop()
-        return alone, sweeping.conclusion, outcome_of(sweeping.conclusion, sweeping.basis, HALF)
+        return alone, sweeping.conclusion, SweepOutcome(sweeping.conclusion, sweeping.basis, HALF)
 
-    with closing(journal.create(tmp_path / "run", {})) as book:
+    with closing(journal.opened(tmp_path / "run", {})) as book:
         alone, probed, outcome = run(main(book))
-    front_end, evidence = outcome.front_end, Evidence(journal.read(tmp_path / "run"))
+    front_end, kept = outcome.front_end, journal.read(tmp_path / "run")
     assert front_end is not None
     # An iteration of n sequences takes 30 + 0.6 n milliseconds instead of 20 + 0.6 n.
     assert front_end.contention == pytest.approx(33 / 23, rel=0.03)
@@ -190,11 +185,9 @@ def test_what_a_server_adds_to_its_engine_is_fitted_kept_and_weighed(tmp_path: P
     seen = probed.view.machine.front_end
     assert seen is not None
     assert seen.contention == pytest.approx(30.6 / 20.6, rel=0.03)
-    assert evidence.probed()
+    assert kept.probed("confirm")
     # The engine alone keeps what is required; behind its server no cap does, as is seen at once.
-    (first,), (second,), (last,) = (
-        each.verdict.requirements for each in (alone, probed, outcome.conclusion)
-    )
+    (first,), (second,), (last,) = (each.verdict.requirements for each in (alone, probed, outcome))
     assert first.kept
     for each in (second, last):
         assert each.at_worst is not None
@@ -223,11 +216,11 @@ class Piped(SimStarter):
 
 def test_what_the_twin_does_not_know_the_windows_decide(tmp_path: Path) -> None:
     notes = Notes()
-    with closing(journal.create(tmp_path / "run", {})) as book:
+    with closing(journal.opened(tmp_path / "run", {})) as book:
         outcome = run(sweep(TRAFFIC, Piped(SLOTS_COST_LATE), ARTICLES, book, notes))
-    assert not outcome.conclusion.by_twin
+    assert outcome.conclusion.promised is None
     assert outcome.verdict.max_num_seqs == 16
     assert outcome.verdict.confidence >= 0.95  # caps that lost twice lost alike
     doubt = "the twin does not know pipeline_parallel_size=2"
     assert f"{doubt}: the windows must decide" in notes.lines
-    assert [each for each in outcome.conclusion.verdict.warnings if each.startswith(doubt)]
+    assert [each for each in outcome.warnings if each.startswith(doubt)]

@@ -54,9 +54,7 @@ def open_journal(
     """Open a journal that is there, or a new one. Raises RunError."""
     if is_part:
         files.make_own(run_dir)
-    if is_begun(run_dir):
-        return journal.resume(run_dir, plan, command=words)
-    return journal.create(run_dir, plan, command=words, is_part=is_part)
+    return journal.opened(run_dir, plan, command=words, is_part=is_part)
 
 
 def is_begun(run_dir: Path) -> bool:

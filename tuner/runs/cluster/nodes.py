@@ -1,15 +1,12 @@
-"""The nodes of a cluster: what an engine takes of one, and which are of one kind."""
+"""The nodes of a cluster: what an engine takes of one, which are of one kind, and their prices."""
 
-import hashlib
 import math
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cache
-from pathlib import Path
+from importlib.metadata import version
+from typing import NamedTuple
 
-import tuner
 from tuner.engines import devices, provenance
 from tuner.engines.seam import ArgumentValue
 from tuner.errors import UsageError
@@ -23,8 +20,7 @@ RANKS = (
 """vLLM's parallel sizes: their product is the number of devices of one engine."""
 
 
-@dataclass(frozen=True, slots=True)
-class Node:
+class Node(NamedTuple):
     """A node of a cluster that is alive."""
 
     id: str
@@ -33,8 +29,7 @@ class Node:
     labels: Mapping[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class Share:
+class Share(NamedTuple):
     """The CPUs and GPUs that one engine takes, all on one node."""
 
     cpus: float
@@ -52,70 +47,53 @@ class Share:
 def share_of(arguments: Mapping[str, ArgumentValue], *, on_gpus: bool) -> Share:
     """Return what an engine with these arguments takes: on GPUs one for each rank and one CPU,
     without any a CPU for each rank. Raises UsageError for sizes that are none."""
-    sizes = {name: arguments[name] for name in RANKS if arguments.get(name) is not None}
-    for name, size in sizes.items():
+    ranks = 1
+    for name in RANKS:
+        if (size := arguments.get(name)) is None:
+            continue
         if type(size) is not int or size < 1:
             raise UsageError(f"{name} is {size!r}", hint="Give a whole number of at least 1.")
-    ranks = float(math.prod(int(str(size)) for size in sizes.values()))
+        ranks *= size
     return Share(1.0, ranks) if on_gpus else Share(ranks)
 
 
-@cache
-def code_digest() -> str:
-    folder, digest = Path(tuner.__file__).parent, hashlib.sha256()
-    for path in sorted(folder.rglob("*.py")):
-        digest.update(f"{path.relative_to(folder)}\0".encode() + path.read_bytes())
-    return digest.hexdigest()
+class Description(NamedTuple):
+    """What a node is."""
 
-
-@dataclass(frozen=True, slots=True)
-class Description:
-    """What a node is, as it says in a process of its own."""
-
-    device: Mapping[str, ArgumentValue] = field(default_factory=devices.device_facts)
-    versions: Mapping[str, str] = field(default_factory=provenance.versions)
-    code: str = field(default_factory=code_digest)
-    """Of tuner's own modules there: versions of a checkout are all called alike."""
-
-    @property
-    def kind(self) -> tuple[object, ...]:
-        """What nodes of one kind have in common: of GPUs an engine takes as many as it needs."""
-        device = {key: str(value) for key, value in self.device.items() if key != "count"}
-        return (*sorted(device.items()), *sorted(self.versions.items()))
+    device: Mapping[str, ArgumentValue]
+    versions: Mapping[str, str]
+    tuner: str
 
 
 def describe_node() -> Description:
     """Return what this node is. A Ray task."""
     os.environ.pop("CUDA_VISIBLE_DEVICES", None)  # Ray hides all from who takes none
-    return Description()
+    return Description(devices.device_facts(), provenance.versions(), version("tuner"))
 
 
 def why_not(reply: object) -> str | None:
     """Say why a node that replied this when it was asked what it is cannot be used."""
     if not isinstance(reply, Description):
         return f"tuner does not run there: {reply}"
-    if reply.code != code_digest():
-        return "the modules of tuner differ from those here"
-    return None
+    here = version("tuner")
+    return None if reply.tuner == here else f"its tuner is {reply.tuner}, here it is {here}"
 
 
 def named(descriptions: Mapping[str, Description]) -> dict[str, list[str]]:
-    """Return kinds by short names of their devices: those of one device that differ in something
-    else get numbers.
+    """Return the nodes of each kind, by short names of their devices: those of one device that
+    differ in something else get numbers. Of GPUs an engine takes as many as it needs.
 
     >>> here = Description({"name": "NVIDIA H100 80GB HBM3"}, {}, "")
     >>> named({"a": here, "b": here})
     {'nvidia-h100-80gb-hbm3': ['a', 'b']}
     """
-    kinds: dict[tuple[object, ...], list[str]] = {}
+    alike, result = dict[str, list[str]](), dict[str, list[str]]()
     for node, each in descriptions.items():
-        kinds.setdefault(each.kind, []).append(node)
-    result = dict[str, list[str]]()
-    for nodes in kinds.values():
+        alike.setdefault(str([{**each.device, "count": 0}, each.versions]), []).append(node)
+    for nodes in alike.values():
         device = str(descriptions[nodes[0]].device.get("name")).lower()
         slug = re.sub(r"[^a-z0-9]+", "-", device).strip("-")
-        count = sum(name == slug or name.startswith(f"{slug}-") for name in result)
-        result[f"{slug}-{count + 1}" if count else slug] = nodes
+        result[f"{slug}-{len(result) + 1}" if slug in result else slug] = nodes
     return result
 
 
@@ -125,3 +103,43 @@ def lines_of(nodes: Sequence[Node], left_out: Mapping[str, str]) -> list[str]:
         f"left out: {', '.join(node.name for node in nodes if left_out.get(node.id) == why)}: {why}"
         for why in sorted(set(left_out.values()))
     ]
+
+
+# Prices
+
+PRICE = r"([^=,]+)=([0-9]+(?:\.[0-9]+)?)"
+
+
+def parse_prices(text: str) -> dict[str, float]:
+    """Return part of a device's name → price per hour. Raises UsageError for what is no price.
+
+    >>> parse_prices("h100=4.1,a100=2.2")
+    {'h100': 4.1, 'a100': 2.2}
+    """
+    text = text.lower().replace(" ", "")
+    pairs = re.findall(PRICE, text)
+    if not re.fullmatch(f"{PRICE}(,{PRICE})*", text) or len(dict(pairs)) < len(pairs):
+        raise UsageError(
+            f"--prices {text!r}: is no price, or a second one",
+            hint="As in --prices h100=4.1,a100=2.2: per GPU and hour, in any one currency.",
+        )
+    return {name: float(price) for name, price in pairs}
+
+
+def price_of(prices: Mapping[str, float], kind: str) -> float | None:
+    """Return the price of a kind: that of the longest name which is part of its own.
+
+    >>> price_of({"a100": 2.2, "a100-80gb": 2.9}, "nvidia-a100-80gb-pcie")
+    2.9
+    """
+    fitting = [name for name in prices if name in kind.lower()]
+    return prices[max(fitting, key=len)] if fitting else None
+
+
+def per_million_tokens(price_per_hour: float, tokens_per_s: float) -> float:
+    """Return what a million tokens cost at this rate; infinite where there are none.
+
+    >>> per_million_tokens(3.6, 1000)
+    1.0
+    """
+    return price_per_hour / 3600 / tokens_per_s * 1e6 if tokens_per_s > 0 else math.inf

@@ -11,7 +11,6 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import aclosing
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, cast
 
@@ -22,9 +21,9 @@ from tuner.errors import EngineError, TunerError
 from tuner.runs import journal
 from tuner.runs.bench import Watcher, execute
 from tuner.runs.cluster.nodes import Share
-from tuner.runs.cluster.session import LostError, RaySession
+from tuner.runs.cluster.session import CURE, LostError, RaySession
 from tuner.runs.result import SweepOutcome, rescore
-from tuner.runs.settings import SweepSettings
+from tuner.runs.sweep.conclusion import SweepSettings
 from tuner.runs.sweep.sweep import sweep
 from tuner.trace.trace import TraceRequest
 
@@ -32,15 +31,11 @@ MOST_LOSSES = 3
 """Nodes that are lost one after the other before anything new was measured: then it is not chance.
 """
 
-ROOM_TIMEOUT_S = 120.0
-"""How long the cluster may have no room for an engine."""
-
 LOOK_S = 1.0
 """Seconds between two looks at what is new in a folder."""
 
 
-@dataclass(frozen=True, slots=True)
-class Kind:
+class Kind(NamedTuple):
     """Nodes that are alike, and what a sweep on one of them takes."""
 
     name: str
@@ -52,8 +47,7 @@ class Kind:
     starter: Starter
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(NamedTuple):
     """The sweep of one kind, and the run that it is kept in here."""
 
     kind: Kind
@@ -64,14 +58,14 @@ class Part:
 
 
 class News(NamedTuple):
-    """What is new in a run: the ends of its files, the lines to show, and how it ended."""
+    """What is new in a run: the ends of its files, and the lines to show."""
 
     files: Mapping[str, bytes]
     lines: Sequence[tuple[str, str]] = ()
     """Method of a watcher → text."""
 
-    ended: tuple[str, ...] | None = None
-    """An error as message and hint, which it would lose on the way; empty where all went well."""
+    error: tuple[str, str] | None = None
+    """What ended it: message and hint, which an error would lose on the way."""
 
 
 async def sweep_all(
@@ -90,19 +84,10 @@ async def _followed(session: RaySession, part: Part) -> TunerError | None:
     """Make one sweep; continue on another node of the kind where one is lost. Return what ended
     it."""
     losses, kind, folder = 0, part.kind, part.book.run_dir
-    cure = "tuner resume continues with what was measured."
     while losses < MOST_LOSSES:
         losses += 1
-        work = (
-            _read(folder, {}),
-            part.requests,
-            part.settings,
-            kind.starter,
-            os.environ.get("OMP_NUM_THREADS"),
-        )
-        stream = session.stream(
-            resumed, work, kind.share, list(kind.nodes), first_within_s=ROOM_TIMEOUT_S
-        )
+        work = (_read(folder, {}), part.requests, part.settings, kind.starter)
+        stream = session.stream(resumed, work, kind.share, list(kind.nodes))
         try:
             async with aclosing(stream) as every:
                 async for news in every:
@@ -110,22 +95,16 @@ async def _followed(session: RaySession, part: Part) -> TunerError | None:
                     losses = 1 if news.files else losses
                     for method, text in news.lines:
                         getattr(part.watcher, method)(text)
-                    if news.ended is not None:
-                        return (
-                            EngineError(news.ended[0], hint=news.ended[1]) if news.ended else None
-                        )
-        except TimeoutError:
-            seconds = f"{ROOM_TIMEOUT_S:.0f}s"
-            return EngineError(
-                f"the cluster has had no room for an engine ({kind.share}) for {seconds}",
-                hint=f"Free some of it; {cure}",
-            )
+                    if news.error is not None:
+                        return EngineError(news.error[0], hint=news.error[1])
         except LostError as error:
             part.watcher.warn(f"its node is lost: {error}")
         except TunerError as error:
             return error
+        else:
+            return None
     words = f"{MOST_LOSSES} nodes were lost one after the other"
-    return EngineError(words, hint=f"Look into Ray's logs; {cure}")
+    return EngineError(words, hint=f"Look into Ray's logs; {CURE}")
 
 
 def resumed(
@@ -133,27 +112,21 @@ def resumed(
     requests: Sequence[TraceRequest],
     settings: SweepSettings,
     starter: Starter,
-    threads: str | None,
 ) -> Iterator[News]:
-    """Resume a run on this node; yield what is new until it has ended. A Ray task.
-
-    ``threads``: the driver's OMP_NUM_THREADS, which Ray sets to the few CPUs that engines on GPUs
-    take.
-    """
-    for key in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):  # a node serves what is on it
-        os.environ.setdefault(key, "1")
+    """Resume a run on this node; yield what is new until it has ended. A Ray task."""
+    # a node serves what is on it
+    os.environ |= dict.fromkeys(("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"), "1")
     if devices.device_facts().get("kind") == "gpu":
-        os.environ.pop("OMP_NUM_THREADS", None)
-        os.environ |= {} if threads is None else {"OMP_NUM_THREADS": threads}
+        os.environ.pop("OMP_NUM_THREADS", None)  # Ray sets it to the few CPUs that it takes
     with tempfile.TemporaryDirectory(prefix="tuner-ray-") as place, ThreadPoolExecutor(1) as pool:
         folder = Path(place) / "run"
         folder.mkdir(mode=0o700)
         _write(folder, files)
-        book = journal.resume(folder, journal.read(folder).plan)
-        lines, sizes = _Lines(), {name: len(content) for name, content in files.items()}
+        book = journal.opened(folder, journal.read(folder).plan)
+        lines, sizes = _Lines(), {name: len(files[name]) for name in files}
         yield News({})  # there was room
 
-        def work() -> tuple[str, ...]:
+        def work() -> tuple[str, str] | None:
             read, watcher = None, cast("Watcher", lines)
             if isinstance(starter, VllmStarter):
                 starter.log, read = default_log(), devices.DeviceMeter().read
@@ -162,12 +135,12 @@ def resumed(
                 execute(sweeping, starter, book)
             except TunerError as error:
                 return str(error), error.hint
-            return ()
+            return None
 
         done = pool.submit(work)
         while not done.done():
             wait([done], timeout=LOOK_S)
-            new, lines.new = lines.new, []
+            new, lines.new = lines.new, ()
             yield News(_read(folder, sizes), new)
         yield News(_read(folder, sizes), lines.new, done.result())
 
@@ -175,13 +148,12 @@ def resumed(
 class _Lines:
     """Keeps the lines that a watcher shows, and nothing that comes too often to travel."""
 
-    def __init__(self) -> None:
-        self.new: list[tuple[str, str]] = []
+    new: Sequence[tuple[str, str]] = ()
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         def keep(text: object, *_: object) -> None:
             if name in {"stage", "warn"}:
-                self.new.append((name, str(text)))
+                self.new = [*self.new, (name, str(text))]
 
         return keep
 
@@ -203,13 +175,9 @@ def _read(folder: Path, sizes: dict[str, int]) -> dict[str, bytes]:
 
 def _write(folder: Path, files: Mapping[str, bytes]) -> None:
     """Append what is new to a run's files, the journal last."""
-    for name in sorted(files, key=lambda item: item == journal.JOURNAL):
-        path = folder / name
-        if path.resolve().parent not in {folder.resolve(), (folder / journal.REPLAYS).resolve()}:
-            raise LostError(f"it named {name!r} as a file of the run")
-        path.parent.mkdir(mode=0o700, exist_ok=True)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
-        with os.fdopen(os.open(path, flags, 0o600), "ab") as file:
+    (folder / journal.REPLAYS).mkdir(mode=0o700, exist_ok=True)
+    for name in sorted(files, key=journal.JOURNAL.__eq__):
+        with (folder / name).open("ab") as file:
             file.write(files[name])
             file.flush()
             os.fsync(file.fileno())

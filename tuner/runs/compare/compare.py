@@ -27,7 +27,6 @@ from tuner.runs.compare.ways import (
     Approach,
     Workload,
 )
-from tuner.runs.evidence import Evidence
 from tuner.runs.journal import Failed, Journal, Selection, Tried
 from tuner.runs.pairs import spread_windows
 from tuner.trace.trace import TraceRequest
@@ -86,26 +85,24 @@ class Comparison:
     left_out: Sequence[str] = ()
     """Which requests were left out."""
 
-    @property
-    def evidence(self) -> Evidence:
-        return Evidence(self.journal)
-
     def tables(self) -> list[ComparisonTable]:
         """Return one table for each load."""
-        question, evidence = self.question, self.evidence
+        question = self.question
         slo = None if question.profile is None else question.profile.decision.slo.slo
-        return [table_of(evidence, level, question.approaches, slo) for level in question.levels]
+        return [
+            table_of(self.journal, level, question.approaches, slo) for level in question.levels
+        ]
 
     def warnings(self) -> list[str]:
         """Return the warnings about what was compared, and how far it came."""
-        evidence, warnings = self.evidence, [*self.left_out]
+        warnings = [*self.left_out]
         if len(set(self.workload.windows)) < REPEATS:
             warnings.append(
                 "the trace is too short for another part of it in every block: the intervals know "
                 "more of the machine's noise than of other traffic; compare with a longer trace"
             )
-        warnings += [text for start in evidence.starts() for text in start.facts.cautions]
-        for trial in evidence.made():
+        warnings += [text for start in self.journal.starts() for text in start.facts.cautions]
+        for trial in self.journal.made():
             if flaws := "; ".join(self.journal.replay(trial).flaws):
                 warnings.append(f"{trial.approach}, {trial.load}: {flaws}")
         if (left := next(self._left(), None)) is not None:
@@ -120,7 +117,7 @@ class Comparison:
         if (left := next(self._left(), None)) is None:
             return None
         (approach, block, load), question = left, self.question
-        spent_s, is_begun = self.evidence.spent_s(), block in map(block_of, self.evidence.trials())
+        spent_s, is_begun = self.journal.spent_s(), block in map(block_of, self.journal.trials())
         if block and not is_begun and spent_s * (block + 1) / block > question.budget_s:
             return None
         window = self.workload.windows[block]
@@ -150,13 +147,13 @@ class Comparison:
             Build(purpose, size, starter, title=title),
             self.workload.sent(load, block),
             rule,
-            title=f"{len(self.evidence.trials()) + 1} of {total}: {approach.title}, {load}",
+            title=f"{len(self.journal.trials()) + 1} of {total}: {approach.title}, {load}",
         )
 
     def _left(self) -> Iterator[tuple[Approach, int, str]]:
         """Yield (approach, block, load) of what is still to be replayed: approaches in random
         order, the same in a resumed run. What never served is not tried again."""
-        made, failures = self.evidence.made(), [*self.journal.of(Failed)]
+        made, failures = self.journal.made(), [*self.journal.of(Failed)]
         done = {(each.purpose, each.load) for each in made}
         failed = {each.purpose for each in failures}
         dead = {each.approach for each in failures} - {each.approach for each in made}
@@ -177,7 +174,7 @@ def compare(
     Raises RunError, ProfileError for a twin that makes no sense, and UsageError when the budget is
     too small or nothing says what is compared; an approach's failures are its result.
     """
-    profile, evidence, twin, start_s = question.profile, Evidence(journal), None, 0.0
+    profile, twin, start_s = question.profile, None, 0.0
     if profile is not None:
         starts = profile.provenance
         start_s = starts.engine_seconds.starts / max(1, starts.engine_starts)
@@ -188,7 +185,7 @@ def compare(
         twin = twin_of(profile, source, cure=cure)
     longest = int(str(question.base.resolve(max_num_seqs=UNTUNED)["max_model_len"]))
     kept, left_out = fitting(question.requests, longest)
-    if (choice := evidence.selection()) is None:
+    if (choice := journal.selection()) is None:
         step_s = affordable_s(
             question.budget_s, question.approaches, loads=len(question.levels), start_s=start_s
         )

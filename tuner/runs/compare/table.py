@@ -13,8 +13,7 @@ from tuner.replay.numbers import Spread, measure, spread
 from tuner.replay.records import Floats, Replay, e2el_s
 from tuner.replay.soundness import device_use
 from tuner.runs.compare.ways import LEVELS, Approach
-from tuner.runs.evidence import Evidence
-from tuner.runs.journal import Failed, Tried
+from tuner.runs.journal import Failed, Journal, Tried
 from tuner.runs.pairs import Ratio, log_ratio
 from tuner.traffic.slo import Slo
 
@@ -106,13 +105,13 @@ def block_of(trial: Tried) -> int:
 
 
 def table_of(
-    evidence: Evidence, load: str, approaches: Sequence[Approach], slo: Slo | None
+    journal: Journal, load: str, approaches: Sequence[Approach], slo: Slo | None
 ) -> ComparisonTable:
     """Return the table of one load."""
     blocks: dict[str, dict[int, Replay]] = {each.name: {} for each in approaches}
-    for trial in evidence.made():
+    for trial in journal.made():
         if trial.load == load:
-            blocks[trial.approach][block_of(trial)] = evidence.journal.replay(trial)
+            blocks[trial.approach][block_of(trial)] = journal.replay(trial)
     numbers = {name: numbers_of([*own.values()], slo) for name, own in blocks.items() if own}
     rows = []
     for each in approaches:
@@ -124,7 +123,7 @@ def table_of(
         if each.name == "tuned" and (against := compared(own, blocks.get("untuned", {}))):
             words = ", ".join(f"{shown(r)} {COMPARED[name][0]}" for name, r in against.items())
             notes.append(f"against untuned: {words}")
-        failures = (e for e in evidence.journal.of(Failed) if e.approach == each.name)
+        failures = (e for e in journal.of(Failed) if e.approach == each.name)
         errors = dict.fromkeys(f"{failed.why}. {failed.hint}" for failed in failures)
         rows.append(
             ComparisonRow(

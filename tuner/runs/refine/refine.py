@@ -21,13 +21,19 @@ from tuner.replay.numbers import measure as numbers_of
 from tuner.replay.replay import CutRule
 from tuner.runs.bench import Bench, Build, Trial, fitting, measure
 from tuner.runs.journal import Configuration, Failed, Gathered, Tried
-from tuner.runs.ladder import doubling
 from tuner.runs.pairs import Proof, proof_of, spread_windows
 from tuner.runs.refine.search import ALIKE, BEST, Model, Study, gain_over, served_in
 from tuner.runs.refine.space import CAP, LIVE, TOKENS, Space, in_words, number, restart_key
-from tuner.runs.result import SweepOutcome, outcome_of
-from tuner.runs.settings import SweepSettings
-from tuner.runs.sweep.conclusion import Basis, Conclusion, CurvePoint, curve_by_twin, forecast_of
+from tuner.runs.result import SweepOutcome
+from tuner.runs.sweep.conclusion import (
+    Basis,
+    Conclusion,
+    CurvePoint,
+    SweepSettings,
+    by_twin,
+    doubling,
+    view_of,
+)
 from tuner.runs.sweep.sweep import confirming_trial
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.constants import MIN_STEP_S
@@ -116,7 +122,7 @@ class Refining:
         assert settings.slo is not None
         self.profile, self.twin, self.settings, self.knee = profile, twin, settings, space.knee
         self.bench, self.vary, self.study = bench, vary, study
-        self.journal, self.evidence, self.made = bench.journal, bench.evidence, bench.evidence.made
+        self.journal, self.made = bench.journal, bench.journal.made
         self.model = None if twin is None else Model(twin, settings.slo, self.knee)
         self.first: list[Configuration] | None = None
         """The candidates that the twin predicts to be best."""
@@ -143,14 +149,14 @@ class Refining:
         kept, warnings = fitting(requests, number(self.profile.engine.get("max_model_len", 1)))
         self.warnings += warnings
         self.prepare(kept)
-        self.bench.spare_s = lambda: self.settings.budget_s - self.evidence.spent_s()
+        self.bench.spare_s = lambda: self.settings.budget_s - self.journal.spent_s()
         await self._measure(self.next_in_search)
         gathered = self.journal.last(Gathered)
         if gathered is None:
             chosen, own, pairs = self.best(), self.workload.window, 0
             if chosen != self.knee:
                 half_s = self._half_s()
-                left_s = self.settings.budget_s - self.evidence.spent_s() - self._ending_s(half_s)
+                left_s = self.settings.budget_s - self.journal.spent_s() - self._ending_s(half_s)
                 two_s = 4 * (half_s + (0.0 if self._is_live(chosen) else self.start_s))
                 pairs = min(MOST_PAIRS, PAIRS + 2 * max(0, int(left_s // two_s)))
             windows = spread_windows(self.workload.requests, self.workload.part, own, pairs)
@@ -183,8 +189,8 @@ class Refining:
             reason=reason,
             trials=tuple(self.rows()),
             complete=gathered.complete,
-            starts_s=tuple(start.facts.start_s for start in self.evidence.starts()),
-            replay_s=self.evidence.replay_s(),
+            starts_s=tuple(start.facts.start_s for start in self.journal.starts()),
+            replay_s=self.journal.replay_s(),
             failed=tuple(failed.why for failed in self.journal.of(Failed)),
             warnings=(*self.warnings, *([self.study.lost] if self.study.lost else [])),
         )
@@ -216,7 +222,7 @@ class Refining:
         """Raise RunError for a configuration that is not searched: a stranger's journal could
         name any engine argument, and it would be started."""
         chosen = [event.chosen for event in self.journal.of(Gathered)]
-        for each in [*(trial.configuration for trial in self.evidence.trials()), *chosen]:
+        for each in [*(trial.configuration for trial in self.journal.trials()), *chosen]:
             if not self.space.holds(each):
                 raise RunError(
                     f"{self.journal.run_dir}/journal.jsonl: {in_words(each)} is not searched",
@@ -227,7 +233,7 @@ class Refining:
         """Return the trials of the search that served, with their gains."""
         required = [each for each in self.settings.requirements if not each.at_headroom]
         measured = {
-            str(t.configuration): (t.configuration, self.evidence.numbers(t, self.workload.slo))
+            str(t.configuration): (t.configuration, self.journal.numbers(t, self.workload.slo))
             for t in self.made(SEARCH)
         }
         knee, rows = measured.get(str(self.knee)), list[TrialRow]()
@@ -254,7 +260,7 @@ class Refining:
     def proof(self) -> Proof:
         """Return what the pairs have shown so far."""
         slo, made = self.workload.slo, self.made(REFINED, KNEE)
-        halves = [(trial.purpose, self.evidence.numbers(trial, slo)) for trial in made]
+        halves = [(trial.purpose, self.journal.numbers(trial, slo)) for trial in made]
         pairs = map(dict, zip(halves[::2], halves[1::2], strict=False))
         return proof_of([(pair[KNEE], pair[REFINED]) for pair in pairs])
 
@@ -267,7 +273,7 @@ class Refining:
         if self.journal.last(Gathered) is not None:
             return None
         window = self.workload.window
-        tried = [each.configuration for each in self.evidence.trials()]
+        tried = [each.configuration for each in self.journal.trials()]
         if self.knee not in tried:
             return self._trial(SEARCH, self.knee, window)
         if self.first is None:
@@ -290,7 +296,7 @@ class Refining:
             trial, half_s = self._trial(SEARCH, each, window), self._half_s()
             needed_s = half_s + self._ending_s(half_s)
             needed_s += 0.0 if self.bench.build == trial.build else self.start_s
-            self.is_complete = self.evidence.spent_s() + needed_s <= self.settings.budget_s
+            self.is_complete = self.journal.spent_s() + needed_s <= self.settings.budget_s
             return trial if self.is_complete else None
         return None
 
@@ -400,18 +406,14 @@ class Refining:
     ) -> SweepOutcome:
         """Confirm the choice on an engine of its own, and conclude as a sweep does: by the twin of
         the engines that share with it what needs a restart, where that is believed."""
-        basis = Basis(self.evidence, self.workload, self.settings)
+        basis = Basis(self.journal, self.workload, self.settings)
         key, cap = restart_key(chosen), number(chosen[CAP])
         alike = [trial for trial in self.made() if restart_key(trial.configuration) == key]
-        facts = [start.facts for start in self.evidence.starts() if start.key == key][-1]
+        facts = [start.facts for start in self.journal.starts() if start.key == key][-1]
         facts = replace(facts, arguments={**facts.arguments, TOKENS: chosen[TOKENS]})
-        view = forecast_of(
+        view = view_of(
             basis,
-            self.evidence.logs(alike),
-            [
-                replace(self.journal.replay(each), token_budget=limits_of(each.configuration)[1])
-                for each in alike
-            ],
+            alike,
             caps=sorted(
                 {
                     *doubling(self.settings.ceiling),
@@ -421,14 +423,14 @@ class Refining:
             facts=facts,
             printed=True,
         )
-        measured = numbers_of(self.evidence.replays(REFINED), self.workload.slo)
+        measured = numbers_of(self.journal.replays(REFINED), self.workload.slo)
         checks = tuple(RequirementCheck.of(each) for each in self.settings.requirements)
         curve: tuple[CurvePoint, ...] = (CurvePoint(measured, measured, "measured", {}),)
         low, high, promised = cap, cap, None
         if view is not None and view.doubt is None:
             (low, high), checks = view.choice.interval, view.choice.checks[cap]
-            promised = view.promised(view.choice.samples.caps)
-            curve = curve_by_twin(view, promised, {cap: measured})
+            again = by_twin(basis, view, {cap: measured})
+            promised, curve = again.promised, again.curve
         verdict = Verdict(
             self.profile.decision.verdict,
             cap,
@@ -437,15 +439,14 @@ class Refining:
             reason,
             requirements=checks,
         )
-        conclusion = Conclusion(
-            verdict, curve, None if promised is None else view, promised, is_proven=True
-        )
+        believed = None if promised is None else view
+        conclusion = Conclusion(verdict, curve, believed, promised, is_proven=True)
         build = self.fresh(chosen)
         with suppress(EngineError):
             await measure(
                 lambda: confirming_trial(basis, conclusion, build, self.bench.spare_s()), self.bench
             )
-        return outcome_of(conclusion, basis, self.workload.requests, facts)
+        return SweepOutcome(conclusion, basis, self.workload.requests, facts)
 
 
 def limits_of(configuration: Configuration) -> tuple[int, int]:

@@ -6,6 +6,7 @@ function of the run's events what to measure next, until it returns nothing.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -16,18 +17,41 @@ from tuner.replay.records import Replay
 from tuner.replay.replay import CutRule
 from tuner.replay.soundness import Read
 from tuner.runs.bench import Bench, Build, Trial, Watcher, measure
-from tuner.runs.evidence import RUNGS, Evidence
-from tuner.runs.journal import Failed, Gathered, Journal, Tried
-from tuner.runs.ladder import DRIFT_RAMP_SHARE, STEPS, cut_floor, next_for_twin, next_trial, short_s
-from tuner.runs.result import SweepOutcome, outcome_of
-from tuner.runs.settings import SweepSettings
-from tuner.runs.sweep.conclusion import Basis, Conclusion, conclude, view_of, window_blocks
+from tuner.runs.journal import RUNGS, Failed, Gathered, Journal, Tried
+from tuner.runs.result import SweepOutcome
+from tuner.runs.sweep.conclusion import (
+    Basis,
+    Conclusion,
+    SweepSettings,
+    conclude,
+    doubling,
+    view_of,
+    window_blocks,
+)
 from tuner.trace.trace import TraceRequest
-from tuner.traffic.constants import HALF, MIN_STEP_S
+from tuner.traffic.constants import CONFIDENT, DRIFT_LIMIT, EQUAL_ATTAINMENT, HALF
 from tuner.traffic.load import scale_load
 from tuner.traffic.window import unseen_window
 from tuner.traffic.workload import Workload, affordable_step_s, keep_what_fits, slo_for
-from tuner.twin.windows import Trial as Step
+from tuner.twin.forecast import Forecast
+from tuner.twin.verdict import choice_by_windows, ladder_is_done, moved
+from tuner.twin.windows import Block, drift, pooled
+
+SHORT_SHARE = 1 / 12
+"""Of a step: a cap that cannot be the answer is replayed for its iterations alone, and seconds hold
+enough of them, five of a step of 60 s (docs/numbers.md)."""
+
+STEPS = 20 / 3
+"""Steps that a sweep may replay: a ramp, three whole rungs, two confirming replays, and short ones.
+At 60 s a step that is 400 s."""
+
+DRIFT_RAMP_SHARE = 0.25
+"""Share of a step for the ramp at the end, which shows whether the machine has changed. A longer
+one would show less of that change more surely, and leave less for the rungs."""
+
+MAX_RAMPS = 3
+"""Ramps until the choice is CONFIDENT: on simulated machines it mostly is after one
+(docs/deciding.md). Each takes the time of a rung."""
 
 SERVER_START_S = 30.0
 """Seconds that a server takes longer to start than its engine alone, on a small machine. More would
@@ -55,11 +79,9 @@ async def sweep(  # noqa: PLR0913 - what is tuned, on what, how, and who watches
     *,
     read_device: Read | None = None,
     confirming: Starter | None = None,
-    began_s: float | None = None,
 ) -> SweepOutcome:
     """Tune ``max_num_seqs`` for these requests (in order of arrival) on the starter's engine, and
-    confirm it on one that ``confirming`` starts, if that is another. The budget counts from
-    ``began_s`` on the event loop's clock, by default from now.
+    confirm it on one that ``confirming`` starts, if that is another.
 
     Raises EngineError where the engine could not be measured at all, RunError; TraceError when
     nothing can be replayed; UsageError when the budget is too small.
@@ -72,15 +94,14 @@ async def sweep(  # noqa: PLR0913 - what is tuned, on what, how, and who watches
         closed_sessions=settings.closed_sessions,
     )
     run = Sweep(bench, settings, starter, confirming or starter)
-    if not run.evidence.starts():
-        run.began_s = run.now_s() if began_s is None else began_s
+    run.began_s = None if journal.starts() else run.now_s()
     try:
         await run.prepare(requests)
         await run.climb()
         await run.confirm()
     finally:
         await bench.stop()
-    return outcome_of(run.conclusion, run.basis, requests)
+    return SweepOutcome(run.conclusion, run.basis, requests)
 
 
 @dataclass(slots=True)
@@ -103,9 +124,6 @@ class Sweep:
     is_doubted: bool = False
     """Whether the windows decide, because the twin is not believed."""
 
-    affords_confirming: bool = True
-    """Whether the budget is for the start of an engine that confirms too."""
-
     is_for_users: bool = False
     """Whether the conclusion is behind the front end of the server that confirms."""
 
@@ -114,12 +132,8 @@ class Sweep:
         return self.bench.journal
 
     @property
-    def evidence(self) -> Evidence:
-        return self.bench.evidence
-
-    @property
     def basis(self) -> Basis:
-        return Basis(self.evidence, self.workload, self.settings)
+        return Basis(self.journal, self.workload, self.settings)
 
     @property
     def ladder(self) -> Build:
@@ -134,26 +148,22 @@ class Sweep:
 
     async def prepare(self, all_requests: Sequence[TraceRequest]) -> None:
         """Probe the idle engine and choose what to replay; or read both back."""
-        settings, evidence = self.settings, self.evidence
-        if evidence.unloaded() is None:
+        settings, journal = self.settings, self.journal
+        if journal.unloaded() is None:
             longest = (await self.bench.up(self.ladder)).facts.max_model_len
             requests, _ = keep_what_fits(all_requests, max_model_len=longest)
-            tried = Tried(purpose="ladder", max_num_seqs=settings.ceiling)
+            tried = Tried("ladder", settings.ceiling)
             await self.bench.make(Trial(tried, self.ladder, requests, title=ONE_AT_A_TIME))
-        requests, _ = keep_what_fits(all_requests, max_model_len=evidence.facts().max_model_len)
-        unloaded, starts_s = evidence.unloaded(), evidence.starts()[0].facts.start_s
+        requests, _ = keep_what_fits(all_requests, max_model_len=journal.facts().max_model_len)
+        unloaded, budget_s = journal.unloaded(), settings.budget_s
         assert unloaded is not None
-        budget_s = self.left_s() + evidence.spent_s()  # without what else took time so far
-        confirm_s = self.confirm_start_s()
-        self.affords_confirming = budget_s - starts_s - confirm_s >= STEPS * MIN_STEP_S
-        starts_s += confirm_s if self.affords_confirming else 0.0
         self.workload = self.bench.selected(
             requests,
             settings.slo or slo_for(requests, unloaded),
             unloaded,
             window=settings.window,
             step_s=lambda: affordable_step_s(
-                settings.step_s, steps=STEPS, budget_s=budget_s, starts_s=starts_s
+                settings.step_s, steps=STEPS, budget_s=budget_s, starts_s=budget_s - self.paid_s()
             ),
         )
 
@@ -165,7 +175,7 @@ class Sweep:
         try:
             await measure(self.next_on_ladder, self.bench)
         except EngineError:
-            if not self.evidence.logs():
+            if not self.journal.made():
                 raise
             self.is_complete = False
         # once, and once more where a larger budget then had room for all
@@ -177,23 +187,24 @@ class Sweep:
         """Measure the choice on an engine of its own, as far as the budget goes. An engine that
         does not start, dies or takes too long costs this measurement, and never the answer."""
         self.bench.spare_s, build = self.left_s, self.fresh
-        start_s = self.evidence.start_needed_s(build.purpose, build.max_num_seqs)
+        start_s = self.journal.start_needed_s(build.purpose, build.max_num_seqs)
         # a start that only an interruption makes necessary costs nothing
-        most_s = self.left_s() + self.evidence.facts().start_s - start_s
+        most_s = self.left_s() + self.journal.facts().start_s - start_s
         try:
             async with asyncio.timeout(most_s):
                 await measure(self.next_confirming, self.bench)
         except (RunError, TargetError):
             raise
-        except (EngineError, InputError, OSError, TimeoutError) as error:
+        except EngineError:  # which is in the journal
+            return
+        except (InputError, OSError, TimeoutError) as error:
             why = str(error) or "the budget ended before it was done"
-            cap = build.max_num_seqs
-            self.journal.add(Failed(purpose=build.purpose, max_num_seqs=cap, why=why))
+            self.journal.add(Failed(build.purpose, build.max_num_seqs, why=why))
 
     def conclude(self) -> None:
         """Decide; once the server that confirms was probed, behind its front end and, where the SLO
         is derived, by what users see there."""
-        seen = self.evidence.unloaded("confirm")
+        seen = self.journal.unloaded("confirm")
         if self.settings.slo is None and seen is not None:
             slo = slo_for(self.workload.requests, seen)
             self.workload = replace(self.workload, slo=slo)
@@ -201,69 +212,64 @@ class Sweep:
 
     # What there is time for
 
-    def confirm_start_s(self) -> float:
-        """Return how long the confirming engine is expected to take to start."""
-        newest = self.evidence.facts()
-        is_first_server = self.settings.confirm != "inproc" and not newest.is_served
-        return newest.start_s + (SERVER_START_S if is_first_server else 0.0)
-
     def left_s(self) -> float:
         """Return what is left of the budget for measuring, once the end is paid for. A run that was
         interrupted has spent what it measured, and no time in between."""
-        spent_s = self.evidence.spent_s()
+        spent_s = self.journal.spent_s()
         if self.began_s is not None:
             spent_s = max(spent_s, self.now_s() - self.began_s)
         return self.settings.budget_s - spent_s - ENDING_S
 
     def paid_s(self) -> float:
         """Return what the budget leaves for replays before the confirming engine starts."""
-        return self.left_s() - (self.confirm_start_s() if self.affords_confirming else 0.0)
+        server_s = SERVER_START_S * (self.settings.confirm == "server")
+        return self.left_s() - self.journal.facts().start_s - server_s
 
     def steps_left(self) -> float:
         """Return how many steps may still be replayed before the confirming ones."""
         step_s = self.workload.step_s
         longest_s = max((each.elapsed_s for each in self.uncut()), default=step_s)
-        left_s = min(STEPS * step_s - self.evidence.replay_s(), self.paid_s())
+        left_s = min(STEPS * step_s - self.journal.replay_s(), self.paid_s())
         return left_s / longest_s - 1 - (self.settings.headroom > 1.0)
 
     def uncut(self) -> list[Replay]:
         """Return the rungs that were replayed to their end."""
-        return [rung for rung in self.evidence.replays(*RUNGS) if not rung.cut]
+        return [rung for rung in self.journal.replays(*RUNGS) if not rung.cut]
 
     # What is measured next
 
     def next_on_ladder(self) -> Trial | None:
         """Return what to measure next; None when the decision can be taken, or there is no time."""
-        evidence, ceiling, step_s = self.evidence, self.settings.ceiling, self.workload.step_s
-        if evidence.is_complete():
+        journal, ceiling, step_s = self.journal, self.settings.ceiling, self.workload.step_s
+        if journal.is_complete():
             self.is_complete = True
             return None
-        view = None if self.is_doubted or self.settings.closed_sessions else view_of(self.basis)
+        is_doubted = self.is_doubted or self.settings.closed_sessions
+        view = None if is_doubted else view_of(self.basis)
         if view is not None and view.doubt is not None:
-            self.is_doubted = True
+            self.is_doubted = is_doubted = True
             self.bench.watcher.warn(f"{view.doubt}: the windows must decide")
-        if self.is_doubted or self.settings.closed_sessions:
+        if is_doubted:
             blocks = window_blocks(self.basis)
             step = next_trial(blocks, ceiling=ceiling)
-            needed_s = evidence.spent_s() + 2 * step_s + self.confirm_start_s()
-            has_time = not blocks or needed_s <= self.settings.budget_s
+            has_time = not blocks or self.paid_s() >= 2 * step_s
         else:
             if view is not None:
                 choice, draws = view.choice, len(view.choice.samples.values)
                 self.bench.watcher.believed(choice.best, round(choice.confidence * draws), draws)
-            done = evidence.steps()
-            step = next_for_twin(done, view, ceiling=ceiling, steps_left=self.steps_left())
+            steps = self.steps_left()
+            step = next_for_twin(journal.made(), view, ceiling=ceiling, steps_left=steps)
             has_time = view is None or self.paid_s() >= step_s
         self.is_complete = step is None
         return self.trial(step) if step is not None and has_time else None
 
-    def trial(self, step: Step) -> Trial:
+    def trial(self, step: Tried) -> Trial:
         """Return a step of the ladder."""
-        workload, cap, purpose = self.workload, step.max_num_seqs, step.purpose
+        workload, purpose = self.workload, step.purpose
         if purpose in {"ramp", "drift_ramp"}:
             share, unloaded = 1.0 if purpose == "ramp" else DRIFT_RAMP_SHARE, workload.unloaded
             return Trial(
-                Tried(purpose=purpose, max_num_seqs=cap),
+                step,
                 self.ladder,
                 workload.twin_requests,
                 ramp_s=share * workload.step_s,
@@ -271,26 +277,83 @@ class Sweep:
             )
         shares = (numbers_of([replay], workload.slo).attainment for replay in self.uncut())
         # what repeats a rung is cut where a first one is: at another height it would pass for noise
-        floor = cut_floor(max(shares, default=0.0)) if purpose == "ladder" else HALF
-        rule = CutRule(workload.slo, floor)
+        best = max(shares, default=0.0) if purpose == "ladder" else 0.0
+        rule = CutRule(workload.slo, max(HALF, best - EQUAL_ATTAINMENT))
         if purpose not in RUNGS:  # replayed for its iterations alone
-            rule = CutRule(workload.slo, 0.0, short_s(workload.step_s))
-        window = workload.window
-        tried = Tried(purpose=purpose, max_num_seqs=cap, window=window)
-        return Trial(tried, self.ladder, workload.sent_in(window), rule)
+            rule = CutRule(workload.slo, 0.0, SHORT_SHARE * workload.step_s)
+        tried = Tried(purpose, step.max_num_seqs, window=workload.window)
+        sent = workload.sent_in(workload.window)
+        return Trial(tried, self.ladder, sent, rule)
 
     def next_confirming(self) -> Trial | None:
         """Return a probe of the server that confirms while it is idle, then the replays. A choice
         that moves by the probe is confirmed on a server of its own."""
         build, left_s = self.fresh, self.left_s()
         if self.settings.confirm == "server" and not self.is_for_users:
-            if self.evidence.unloaded("confirm") is None:
-                start_s = self.evidence.start_needed_s(build.purpose, build.max_num_seqs)
-                tried = Tried(purpose="confirm", max_num_seqs=build.max_num_seqs)
+            if self.journal.unloaded("confirm") is None:
+                start_s = self.journal.start_needed_s(build.purpose, build.max_num_seqs)
+                tried = Tried("confirm", build.max_num_seqs)
                 probing = Trial(tried, build, self.workload.requests, title=ONE_AT_A_TIME)
                 return probing if left_s > start_s else None
             self.conclude()
         return confirming_trial(self.basis, self.conclusion, self.fresh, left_s)
+
+
+def next_for_twin(
+    done: Sequence[Tried], view: Forecast | None, *, ceiling: int, steps_left: float
+) -> Tried | None:
+    """Return what to measure next so that the twin can decide, or None when it can.
+
+    First the ramp, again until the choice is sure. Then up the ladder, as far as ``steps_left``
+    allows: whole windows at the choice and beside it, a short replay of what is below. Last a ramp
+    that shows drift.
+    """
+    counts = Counter(trial.purpose for trial in done)
+    unsure = view is None or view.choice.confidence < CONFIDENT
+    if view is None or (unsure and counts["ramp"] < MAX_RAMPS and steps_left >= 1.0):
+        return Tried("ramp", ceiling)
+    caps, choice = doubling(ceiling), view.choice.best
+    near = neighbors(choice, caps)
+    tried = {trial.max_num_seqs for trial in done if trial.purpose == "ladder"}
+    seen = tried | {trial.max_num_seqs for trial in done if trial.purpose == "short"}
+    affordable = int(steps_left - DRIFT_RAMP_SHARE) if tried else max(1, int(steps_left))
+    missing = [cap for cap in near if cap not in tried][: max(0, affordable)]
+    for cap in caps[: caps.index(choice) + 2]:
+        if cap in missing:
+            return Tried("ladder", cap)
+        if cap not in seen:
+            return Tried("short", cap)
+    most = 2 if abs(moved(view)) > DRIFT_LIMIT else 1
+    return Tried("drift_ramp", ceiling) if counts["drift_ramp"] < most else None
+
+
+def neighbors(choice: int, caps: Sequence[int]) -> list[int]:
+    """Return the choice, the cap above it and the cap below, where there are any."""
+    place = caps.index(choice)
+    return [choice, *caps[place + 1 : place + 2], *caps[max(0, place - 1) : place]]
+
+
+def next_trial(blocks: Sequence[Block], *, ceiling: int) -> Tried | None:
+    """Return what to measure next so that the windows can decide alone, or None when they can.
+
+    Up the ladder until more slots cannot help. Then the best cap and those beside it once more on
+    the way down, so that a steady drift falls on all alike. Then the first cap again, to show
+    drift.
+    """
+    tried = {block.trial.max_num_seqs for block in blocks if block.trial.purpose == "ladder"}
+    rest = [cap for cap in doubling(ceiling) if cap not in tried]
+    if rest and not ladder_is_done(blocks):
+        return Tried("ladder", rest[0])
+    curve = pooled(blocks)
+    alive = {cap: numbers for cap, numbers in curve.items() if numbers.cut is None}
+    near = neighbors(choice_by_windows(blocks).best, tuple(curve)) if alive else []
+    again = {block.trial.max_num_seqs for block in blocks if block.trial.purpose == "repeat"}
+    for cap in sorted({*near} - again, reverse=True):
+        return Tried("repeat", cap)
+    drifts = sum(block.trial.purpose == "drift_replay" for block in blocks)
+    if len(tried) > 1 and drifts < (2 if abs(drift(blocks)) > DRIFT_LIMIT else 1):
+        return Tried("drift_replay", blocks[0].trial.max_num_seqs)
+    return None
 
 
 def confirming_trial(
@@ -299,17 +362,17 @@ def confirming_trial(
     """Return the next replay of the choice on an engine of its own, as far as so many seconds go:
     at the recorded load, in a window that the ladder did not replay; with headroom, in the one that
     it did."""
-    settings, workload, evidence = basis.settings, basis.workload, basis.evidence
+    settings, workload, journal = basis.settings, basis.workload, basis.journal
     cap, is_overloaded = conclusion.verdict.max_num_seqs, conclusion.verdict.kind == "overloaded"
-    left_s -= evidence.start_needed_s(build.purpose, build.max_num_seqs)
+    left_s -= journal.start_needed_s(build.purpose, build.max_num_seqs)
     purpose, window = "confirm", workload.window
-    if evidence.confirming(purpose, cap):
+    if journal.confirming(purpose, cap):
         purpose, is_due = "headroom", settings.headroom > 1.0 and not is_overloaded
-        if not is_due or evidence.confirming(purpose, cap) or left_s < window.replay_s:
+        if not is_due or journal.confirming(purpose, cap) or left_s < window.replay_s:
             return None
         sent = scale_load(workload.sent_in(window), settings.headroom, seed=0)
     else:
-        if any(each.window for each in evidence.made()):
+        if any(each.window for each in journal.made()):
             window = unseen_window(workload.requests, window) or window
         most_s = (1 - DRAIN_SHARE) * left_s - window.run_in_s
         if most_s < min(window.length_s, LEAST_WINDOW_S):
@@ -317,5 +380,5 @@ def confirming_trial(
         window = replace(window, length_s=min(window.length_s, most_s))
         sent = workload.sent_in(window)
     rule = CutRule(workload.slo, 0.0 if is_overloaded else HALF, stop_s=left_s)
-    tried = Tried(purpose=purpose, max_num_seqs=cap, window=window)
+    tried = Tried(purpose, cap, window=window)
     return Trial(tried, build, sent, rule)
