@@ -53,13 +53,12 @@ def stated_number(base: Path | None, name: str) -> int | None:
     setting = _read(base).get(name)
     if setting is None:
         return None
-    text = str(setting.value)
-    if not (text.isdecimal() and int(text) > 0):
+    if type(setting.value) is not int or setting.value < 1:
         raise InputError(
-            f"{setting.place}: {name}: {text!r} is not a whole number from 1",
+            f"{setting.place}: {name}: {setting.value!r} is not a whole number from 1",
             hint="Give a whole number from 1 up, as vLLM wants it.",
         )
-    return int(text)
+    return setting.value
 
 
 def _read(path: Path | None) -> dict[str, Setting]:
