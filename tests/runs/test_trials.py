@@ -13,7 +13,6 @@ import pytest
 
 from tests.runs.sweep.test_sweep import Notes
 from tests.support.builders import (
-    block,
     facts,
     flat,
     measurement,
@@ -27,6 +26,7 @@ from tuner.engines.scheduler.state import StepLaw
 from tuner.engines.sim.start import SimStarter
 from tuner.engines.sim.world import World
 from tuner.profile.evidence import StoredTwin
+from tuner.replay.numbers import Measurement
 from tuner.replay.records import Replay
 from tuner.replay.replay import CutRule
 from tuner.runs import journal
@@ -45,7 +45,6 @@ from tuner.traffic.slo import Slo
 from tuner.traffic.window import Window
 from tuner.twin.samples import Machine
 from tuner.twin.simulation import Traffic, shape_of
-from tuner.twin.windows import Block
 
 if TYPE_CHECKING:
     from tuner.twin.forecast import Forecast
@@ -81,19 +80,22 @@ def test_the_twin_is_given_what_it_needs(case: dict[str, Any]) -> None:
     assert in_words(trial_) == case.get("next")
 
 
-def window_block(text: str) -> Block:
-    purpose, cap, *seen = text.split()
+def window(text: str) -> Measurement:
+    _, cap, *seen = text.split()
     changes: dict[str, Any] = {"cut": "lost", "attainment": 0.1, "attainment_bound": 0.9}
     if seen != ["cut"]:
         share, tail_s = map(float, seen)
         changes = {"attainment": share, "goodput_rps": 10 * share, "e2el_s": flat(tail_s)}
-    return block(measurement(int(cap), **changes), cast("Any", purpose))
+    return measurement(int(cap), **changes)
 
 
 @cases("windows")
 def test_the_windows_are_given_what_they_need(case: dict[str, Any]) -> None:
-    blocks = [window_block(text) for text in case["done"]]
-    assert in_words(next_trial(blocks, ceiling=CEILING)) == case.get("next")
+    runs = [window(text) for text in case["done"] if "ramp" not in text]
+    curve = {cap: next(run for run in reversed(runs) if run.max_num_seqs == cap)
+             for cap in sorted({run.max_num_seqs for run in runs})}  # fmt: skip
+    done = [trial(text) for text in case["done"]]
+    assert in_words(next_trial(done, curve, ceiling=CEILING)) == case.get("next")
 
 
 @cases("compare")

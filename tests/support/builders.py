@@ -12,7 +12,6 @@ from tuner.replay.records import REQUEST, Replay, Requests, e2el_s, queue_s, ttf
 from tuner.runs.sweep.conclusion import SweepSettings
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.slo import Slo
-from tuner.twin.windows import Block, Purpose, Trial
 
 
 def facts(**changes: Any) -> EngineFacts:  # noqa: ANN401 - any field
@@ -57,10 +56,6 @@ def settings(slo: Slo, *, ceiling: int) -> SweepSettings:
 def hopeless(cap: int) -> Measurement:
     """Return a replay that was cut because the queue grew without bound."""
     return measurement(cap, attainment=0.1, attainment_bound=0.4, goodput_rps=1.0, cut="hopeless")
-
-
-def block(measured: Measurement, purpose: Purpose = "ladder") -> Block:
-    return Block(Trial(measured.max_num_seqs, purpose), measured)
 
 
 def record(row: int = 0, **changes: Any) -> Requests:  # noqa: ANN401 - any field

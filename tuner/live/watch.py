@@ -23,9 +23,8 @@ from tuner.profile.profile import ServingProfile
 from tuner.traffic.constants import TOLERANCE
 from tuner.twin.decide import Choice
 from tuner.twin.law import prompt_s
-from tuner.twin.samples import Interval, scaled
+from tuner.twin.samples import Interval, scaled, t_quantile
 from tuner.twin.simulation import Traffic
-from tuner.twin.windows import t_quantile
 
 Verdict = Literal["still valid", "drifting", "re-tune now", "not enough evidence"]
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)

@@ -37,7 +37,7 @@ NO_SENSE = (
 
 _ELSEWHERE = "Start again in another --run-dir."
 
-RUNGS = ("ladder", "repeat", "drift_replay")
+RUNGS = ("ladder", "repeat")
 """Purposes of trials whose window was replayed, or cut because it had lost."""
 
 CONFIRMING = ("confirm", "headroom")

@@ -18,7 +18,7 @@ from tuner.replay.numbers import Measurement
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.constants import EQUAL_ATTAINMENT
 from tuner.traffic.window import Window
-from tuner.twin.windows import t_quantile, t_share
+from tuner.twin.samples import t_quantile, t_share
 
 FUTILE = 0.05
 """A look at half of the pairs gives up where the rest proves the gain with less probability than

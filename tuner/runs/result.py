@@ -36,8 +36,7 @@ from tuner.traffic.slo import holds, out_of_reach
 from tuner.traffic.workload import slo_for, workload_of
 from tuner.twin.decide import OBJECTIVE
 from tuner.twin.samples import NUMBERS
-from tuner.twin.verdict import ADD_REPLICAS, BEFORE_THAT, Verdict
-from tuner.twin.windows import never_binds
+from tuner.twin.verdict import ADD_REPLICAS, BEFORE_THAT, Verdict, never_binds
 
 SURE_ON_A_BUSY_MACHINE = 0.9
 """Most confidence in what was measured beside others: it is below the 0.95 that counts as sure."""

@@ -2,7 +2,9 @@
 
 The model decides by its draws for the whole trace (``verdict_by_twin``). Where it is not believed,
 draws of the windows that were replayed decide (``verdict_by_windows``), by the same rule and in the
-same words.
+same words. These never resample requests: what differs between two replays of the same requests is
+the machine, and resampled ones would call two equal runs different in 80 to 95 % of cases
+(docs/decisions).
 """
 
 import math
@@ -24,12 +26,14 @@ from tuner.traffic.constants import (
     NEARLY_ALL,
     NO_CONFIDENCE,
     RISES,
+    WINDOW_DRAWS,
+    WINDOW_SDS,
     VerdictKind,
 )
 from tuner.traffic.requirements import Requirement, RequirementCheck
 from tuner.twin.decide import Choice, broken, decide, nearest
 from tuner.twin.forecast import Forecast
-from tuner.twin.windows import Block, drift, never_binds, pooled, samples_of
+from tuner.twin.samples import NUMBERS, Samples
 
 Curve = Mapping[int, Measurement]
 """Cap → its numbers, ascending."""
@@ -84,27 +88,28 @@ def verdict_by_twin(
 
 
 def verdict_by_windows(
-    blocks: Sequence[Block],
+    curve: Curve,
+    change: float = 0.0,
     *,
     ceiling: int,
     complete: bool = True,
     requirements: Sequence[Requirement] = (),
 ) -> Verdict:
-    """Return the verdict that these blocks support, of the caps that keep what is required of the
-    recorded load where any does; what is required with headroom nobody knows.
+    """Return the verdict that these windows support, of the caps that keep what is required of the
+    recorded load where any does; what is required with headroom nobody knows. ``change`` is how
+    much slower the machine became.
 
     ``complete`` is False when the budget ended the run before everything was measured.
     """
-    curve, doubt = pooled(blocks), None
     today = [each for each in requirements if not each.at_headroom]
-    choice = choice_by_windows(blocks, today)
-    if not (complete or ladder_is_done(blocks) or max(curve) >= ceiling):
+    choice, doubt = choice_by_windows(curve, change, today), None
+    if not (complete or ladder_is_done(curve) or max(curve) >= ceiling):
         doubt = (
             f"{choice.best} is the best so far: the budget ended the run at {max(curve)}, "
             f"before the curve turned; caps from {2 * max(curve)} to {ceiling} were not tried"
         )
         choice = replace(choice, rightness={choice.best: 0.0}, interval=(min(curve), ceiling))
-    result = _verdict(choice, curve, ceiling, drift(blocks), [], doubt)
+    result = _verdict(choice, curve, ceiling, change, [], doubt)
     unknown = [RequirementCheck.of(each) for each in requirements if each.at_headroom]
     return replace(result, requirements=(*result.requirements, *unknown))
 
@@ -169,24 +174,49 @@ def moved(view: Forecast) -> float:
 # The ladder of the windows
 
 
-def choice_by_windows(blocks: Sequence[Block], requirements: Sequence[Requirement] = ()) -> Choice:
+def never_binds(run: Measurement) -> bool:
+    """Whether neither the cap nor the memory ever kept a request waiting."""
+    return run.running_peak < run.max_num_seqs and run.kv_bound_share == 0
+
+
+def samples_of(curve: Curve, change: float = 0.0) -> Samples:
+    """Return draws of the attainment, the goodput and p99 E2EL of every cap at the recorded load:
+    each moved by its noise. A change of the machine's speed is noise too, because caps were
+    measured at different times. Caps that never bound are one configuration for this traffic, so
+    they move together."""
+    every = [*curve.values()]
+    shifts = np.random.default_rng(0).standard_normal((2, WINDOW_DRAWS, len(every)))
+    free = [i for i, each in enumerate(every) if each.cut is None and never_binds(each)]
+    shifts[..., free] = shifts[..., free[:1]]
+    shares_off, tails_off = shifts / np.sqrt([each.blocks for each in every])
+    shares = np.array([each.attainment for each in every])
+    tails_s = [math.nan if each.e2el_s is None else each.e2el_s.p99 for each in every]
+    rates_rps = [each.arrival_rate_rps for each in every]
+    drawn = dict.fromkeys(NUMBERS, np.full(shares_off.shape, math.nan))
+    drawn["attainment"] = np.clip(shares + WINDOW_SDS[0] * shares_off, 0.0, 1.0)
+    drawn["goodput_rps"] = drawn["attainment"] * rates_rps
+    drawn["e2el_p99_s"] = tails_s * np.exp(math.hypot(WINDOW_SDS[1], change / 2) * tails_off)
+    return Samples(tuple(curve), np.stack([*drawn.values()], axis=-1)[:, None])
+
+
+def choice_by_windows(
+    curve: Curve, change: float = 0.0, requirements: Sequence[Requirement] = ()
+) -> Choice:
     """Return the choice between the caps that were replayed whole, or between all without any, by
     what they showed of these requirements."""
-    every = pooled(blocks)
-    curve = {cap: each for cap, each in every.items() if each.cut is None} or every
+    alive = {cap: each for cap, each in curve.items() if each.cut is None} or curve
     checks = {
         cap: tuple(RequirementCheck.of(each, None, each.value_in(item)) for each in requirements)
-        for cap, item in curve.items()
+        for cap, item in alive.items()
     }
-    return decide(samples_of(blocks, curve), checks)
+    return decide(samples_of(alive, change), checks)
 
 
-def ladder_is_done(blocks: Sequence[Block]) -> bool:
+def ladder_is_done(curve: Curve) -> bool:
     """Whether a larger cap cannot help: the top never bound, or is worse than the best for sure."""
-    if not blocks:
+    if not curve:
         return False
-    curve, choice = pooled(blocks), choice_by_windows(blocks)
-    top = curve[max(curve)]
+    choice, top = choice_by_windows(curve), curve[max(curve)]
     if top.cut is not None:
         return top.attainment_bound < curve[choice.best].attainment - EQUAL_ATTAINMENT
     return never_binds(top) or choice.rightness[top.max_num_seqs] <= 1 - CONFIDENT

@@ -12,7 +12,7 @@ from tuner.errors import RunError
 from tuner.replay.records import Replay
 from tuner.runs import journal
 from tuner.runs.journal import EngineStart, Gathered, Tried
-from tuner.runs.sweep.conclusion import Basis, Conclusion, conclude, window_blocks
+from tuner.runs.sweep.conclusion import Basis, Conclusion, conclude, window_curve
 from tuner.traffic.slo import Slo, Unloaded
 from tuner.traffic.window import Window
 from tuner.traffic.workload import workload_of
@@ -113,5 +113,5 @@ def test_a_queue_that_grows_over_all_of_the_traffic_counts_where_the_windows_dec
     open_loop = Basis(rungs(tmp_path), workload, settings(slo, ceiling=4))
     closed = open_loop._replace(settings=replace(open_loop.settings, closed_sessions=True))
     for basis, shares, cap in ((open_loop, [0.12, 1.0], 4), (closed, [1.0, 1.0], 2)):
-        assert [each.measurement.attainment for each in window_blocks(basis)] == shares
+        assert [each.attainment for each in window_curve(basis).values()] == shares
         assert conclude(basis).verdict.max_num_seqs == cap

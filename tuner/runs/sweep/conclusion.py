@@ -6,7 +6,7 @@ Needs no engine: a stored run is concluded anew under another SLO in seconds.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -24,8 +24,13 @@ from tuner.twin.check import Number, alarm, check_at_own_speed, fit_front_end
 from tuner.twin.forecast import Forecast, forecast
 from tuner.twin.samples import SHARES, Range, Samples, slowdowns
 from tuner.twin.simulation import FrontEnd
-from tuner.twin.verdict import Verdict, verdict_by_twin, verdict_by_windows
-from tuner.twin.windows import Block, Purpose, Trial, samples_of
+from tuner.twin.verdict import (
+    Verdict,
+    moved,
+    samples_of,
+    verdict_by_twin,
+    verdict_by_windows,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,19 +233,21 @@ def numbers_by_twin(
 def by_windows(basis: Basis, view: Forecast | None, doubt: str | None) -> Conclusion:
     """Return what the windows that were replayed say alone. ``doubt`` is why the twin does not.
     Raises RunError where none says anything."""
-    journal, settings, blocks = basis.journal, basis.settings, window_blocks(basis)
-    if not blocks:
+    journal, settings, windows = basis.journal, basis.settings, window_curve(basis)
+    if not windows:
         raise RunError(
             f"{journal.run_dir}: no step of the ladder was measured under this SLO",
             hint="Continue the run first: tuner resume RUN_DIR; or sweep with this --slo.",
         )
-    samples, curve = samples_of(blocks), list[CurvePoint]()
+    change = 0.0 if view is None else moved(view)
+    samples, curve = samples_of(windows, change), list[CurvePoint]()
     for cap, numbers in journal.measured(basis.workload.slo).items():
         bound = {"attainment": (numbers.attainment, numbers.attainment_bound)}
         ranges = samples.intervals(cap) if numbers.cut is None else bound
         curve.append(CurvePoint(numbers, numbers, "measured", ranges))
     verdict = verdict_by_windows(
-        blocks,
+        windows,
+        change,
         ceiling=settings.ceiling,
         complete=journal.is_complete(),
         requirements=settings.requirements,
@@ -248,29 +255,24 @@ def by_windows(basis: Basis, view: Forecast | None, doubt: str | None) -> Conclu
     return Conclusion(verdict, tuple(curve), view, doubt=doubt)
 
 
-def window_blocks(basis: Basis) -> list[Block]:
-    """Return the rungs as the windows decide by them.
+def window_curve(basis: Basis) -> dict[int, Measurement]:
+    """Return what each cap served of its windows, as these decide.
 
     Each window begins without a queue. So a cap serves no more of its windows than the queue of all
     of the traffic leaves it time for, where each request holds its slot as long as it did there.
     Turns that wait for each other grow no queue.
     """
-    journal, workload, blocks = basis.journal, basis.workload, list[Block]()
-    known = journal.measured(workload.slo)
-    for rung in journal.made(*RUNGS):
-        if (cap := rung.max_num_seqs) not in known:
+    journal, workload = basis.journal, basis.workload
+    curve = journal.measured(workload.slo)
+    for replay in () if basis.settings.closed_sessions else journal.replays(*RUNGS):
+        cap = replay.max_num_seqs
+        if replay.cut or (numbers := curve.get(cap)) is None:
             continue
-        numbers = journal.numbers(rung, workload.slo)
-        if not basis.settings.closed_sessions and numbers.cut is None:
-            held = slots_held(journal.replay(rung), workload.unloaded)
-            share = workload.queued(cap, held=held)
-            if share < numbers.attainment - GOOD_ATTAINMENT:
-                rps = numbers.goodput_rps * share / numbers.attainment
-                numbers = replace(
-                    numbers, attainment=share, attainment_bound=share, goodput_rps=rps
-                )
-        blocks.append(Block(Trial(cap, cast("Purpose", rung.purpose)), numbers))
-    return blocks
+        share = workload.queued(cap, held=slots_held(replay, workload.unloaded))
+        if share < numbers.attainment - GOOD_ATTAINMENT:
+            rps = numbers.goodput_rps * share / numbers.attainment
+            curve[cap] = replace(numbers, attainment=share, attainment_bound=share, goodput_rps=rps)
+    return curve
 
 
 def slots_held(replay: Replay, unloaded: Unloaded) -> float:

@@ -26,7 +26,7 @@ from tuner.runs.sweep.conclusion import (
     conclude,
     doubling,
     view_of,
-    window_blocks,
+    window_curve,
 )
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.constants import CONFIDENT, DRIFT_LIMIT, EQUAL_ATTAINMENT, HALF
@@ -34,8 +34,7 @@ from tuner.traffic.load import scale_load
 from tuner.traffic.window import unseen_window
 from tuner.traffic.workload import Workload, affordable_step_s, keep_what_fits, slo_for
 from tuner.twin.forecast import Forecast
-from tuner.twin.verdict import choice_by_windows, ladder_is_done, moved
-from tuner.twin.windows import Block, drift, pooled
+from tuner.twin.verdict import Curve, choice_by_windows, ladder_is_done, moved
 
 SHORT_SHARE = 1 / 12
 """Of a step: a cap that cannot be the answer is replayed for its iterations alone, and seconds hold
@@ -250,9 +249,9 @@ class Sweep:
             self.is_doubted = is_doubted = True
             self.bench.watcher.warn(f"{view.doubt}: the windows must decide")
         if is_doubted:
-            blocks = window_blocks(self.basis)
-            step = next_trial(blocks, ceiling=ceiling)
-            has_time = not blocks or self.paid_s() >= 2 * step_s
+            curve = window_curve(self.basis)
+            step = next_trial(self.journal.made(), curve, ceiling=ceiling)
+            has_time = not curve or self.paid_s() >= 2 * step_s
         else:
             if view is not None:
                 choice, draws = view.choice, len(view.choice.samples.values)
@@ -333,26 +332,24 @@ def neighbors(choice: int, caps: Sequence[int]) -> list[int]:
     return [choice, *caps[place + 1 : place + 2], *caps[max(0, place - 1) : place]]
 
 
-def next_trial(blocks: Sequence[Block], *, ceiling: int) -> Tried | None:
+def next_trial(done: Sequence[Tried], curve: Curve, *, ceiling: int) -> Tried | None:
     """Return what to measure next so that the windows can decide alone, or None when they can.
 
     Up the ladder until more slots cannot help. Then the best cap and those beside it once more on
-    the way down, so that a steady drift falls on all alike. Then the first cap again, to show
-    drift.
+    the way down, so that a steady drift falls on all alike. Last a ramp that shows drift, where one
+    came first.
     """
-    tried = {block.trial.max_num_seqs for block in blocks if block.trial.purpose == "ladder"}
-    rest = [cap for cap in doubling(ceiling) if cap not in tried]
-    if rest and not ladder_is_done(blocks):
+    caps = {(trial.purpose, trial.max_num_seqs) for trial in done}
+    rest = [cap for cap in doubling(ceiling) if ("ladder", cap) not in caps]
+    if rest and not ladder_is_done(curve):
         return Tried("ladder", rest[0])
-    curve = pooled(blocks)
-    alive = {cap: numbers for cap, numbers in curve.items() if numbers.cut is None}
-    near = neighbors(choice_by_windows(blocks).best, tuple(curve)) if alive else []
-    again = {block.trial.max_num_seqs for block in blocks if block.trial.purpose == "repeat"}
-    for cap in sorted({*near} - again, reverse=True):
-        return Tried("repeat", cap)
-    drifts = sum(block.trial.purpose == "drift_replay" for block in blocks)
-    if len(tried) > 1 and drifts < (2 if abs(drift(blocks)) > DRIFT_LIMIT else 1):
-        return Tried("drift_replay", blocks[0].trial.max_num_seqs)
+    if any(numbers.cut is None for numbers in curve.values()):
+        near = neighbors(choice_by_windows(curve).best, tuple(curve))
+        for cap in sorted(near, reverse=True):
+            if ("repeat", cap) not in caps:
+                return Tried("repeat", cap)
+    if ("ramp", ceiling) in caps and ("drift_ramp", ceiling) not in caps:
+        return Tried("drift_ramp", ceiling)
     return None
 
 
