@@ -84,9 +84,11 @@ class Fleet:
 
     @cached_property
     def needed_by_cap(self) -> dict[int, int | None]:
-        """About how many replicas each cap needs, whatever is required, by the law alone."""
+        """About how many replicas each cap needs, whatever is required, by the law alone; of the
+        chosen one ``needed``."""
         law = [Draw(self.twin.law, self.twin.machine.front_end)]
-        return {cap: self._fewest(cap, law) for cap in self.caps}
+        about = {cap: self._fewest(cap, law) for cap in self.caps}
+        return {**about, self.cap: self.needed}
 
     @cached_property
     def replicas(self) -> int:

@@ -84,7 +84,7 @@ def trace_page(report: TraceReport) -> Page:
         facts.append(("prefixes", f"{traffic.prefix_share:.1%} of prompt tokens were seen before"))
     if traffic.band:
         words = "{:,.3g} to {:,.3g} on average, at 10 to 80 ms per output token"
-        facts.append(("in flight", words.format(*traffic.band)))
+        facts.append(("at once", words.format(*traffic.band)))
     if part is not None:
         what = f"{part.start_s:,.1f}s+{part.length_s:g}s: {part.requests:,} requests"
         facts.append(("window", f"{what}, {part.load:,.2f} x the mean load"))
