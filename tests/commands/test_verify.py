@@ -30,7 +30,7 @@ def test_a_servers_front_end_is_in_what_it_is_held_to_and_in_no_engines() -> Non
 def test_a_promise_that_looks_broken_while_others_take_the_cores_is_not_called_so() -> None:
     """Nine of ten seconds of the CPU were theirs."""
     beside = np.array([(1.0, math.nan, math.nan, 0.9, 0.0, *[math.nan] * 3)], DEVICE)
-    broken = Gate("attainment", 0.01, 0.95, 0.93, False, "its 95 % bound less 2 points")
+    broken = Gate("attainment", 0.01, 0.95, 0.93, False, "95% bound - 2 points")
     result = Verified((broken,), 60.0, crowded([beside]))
     with pytest.raises(UndecidedError, match="others took 90% of the CPU cores") as caught:
         check_gates(result)

@@ -182,7 +182,7 @@ def _in_words(gate: Gate) -> str:
 
 def _named(gate: Gate) -> str:
     is_share = gate.name == "attainment"
-    return "share that met the SLO" if is_share else gate.name.removesuffix("_ms")
+    return "share meeting SLO" if is_share else gate.name.removesuffix("_ms")
 
 
 def _shown(gate: Gate, value: float) -> str:

@@ -176,14 +176,14 @@ def _promised(
     )  # fmt: skip
     low, _ = predicted.intervals(cap)["attainment"]
     share, floor = measured.attainment_bound, max(0.0, low - ATTAINMENT_TOLERANCE)
-    points = f"its 95 % bound less {100 * ATTAINMENT_TOLERANCE:g} points"
+    points = f"95% bound - {100 * ATTAINMENT_TOLERANCE:g} points"
     middle = predicted.middle("attainment", cap)
     yield Gate("attainment", share, middle, floor, share >= floor, points)
     seen = {"preemptions": (measured.preemptions / repeats, 0.0)}
     for name, slack_s in SLACK_S.items():
         if (spread := getattr(measured, f"{name}_s")) is not None:
             seen[f"{name}_p95_s"] = spread.p95, slack_s
-    bound = f"its 95 % bound plus {100 * question.tolerance:g} %"
+    bound = f"95% bound + {100 * question.tolerance:g}%"
     for name, (value, slack) in seen.items():
         if (ends := predicted.ends(name, cap)) is not None:
             limit, scale = ends[1] * (1 + question.tolerance) + slack, scale_of(name)
