@@ -172,7 +172,8 @@ def _page(
 
 def _in_words(gate: Gate) -> str:
     """Return a gate that was not kept, in words."""
-    words = f"{_named(gate)} was {_shown(gate, gate.measured)}"
+    share = "share that " if gate.name == "attainment" else ""
+    words = f"{share}{_named(gate)} was {_shown(gate, gate.measured)}"
     if not gate.is_promise:
         return f"{words}, {gate.limit_is}"
     bound = "at least" if gate.name == "attainment" else "at most"
@@ -182,7 +183,7 @@ def _in_words(gate: Gate) -> str:
 
 def _named(gate: Gate) -> str:
     is_share = gate.name == "attainment"
-    return "share meeting SLO" if is_share else gate.name.removesuffix("_ms")
+    return "met the SLO" if is_share else gate.name.removesuffix("_ms")
 
 
 def _shown(gate: Gate, value: float) -> str:
