@@ -137,7 +137,8 @@ def test_a_running_server_is_held_against_the_promise_by_what_its_clients_see(
     assert [gate["name"] for gate in result["gates"]] == [
         "attainment", "ttft_p95_ms", "tpot_p95_ms", "e2el_p95_ms"
     ]  # fmt: skip
-    assert result["p95_ms"]["tpot"] > 1e3 * TOKEN_S
+    (tpot,) = (gate for gate in result["gates"] if gate["name"] == "tpot_p95_ms")
+    assert tpot["measured"] > 1e3 * TOKEN_S
     assert len(wanted) >= WARM_UPS + 10  # 1 s at 20 a second, less what the draining takes
     assert {each.body["model"] for each in wanted} == {MODEL}
     assert all(each.body["ignore_eos"] for each in wanted)
