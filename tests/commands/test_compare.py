@@ -23,7 +23,9 @@ ARTICLE = ROOT / "examples" / "worlds" / "article.yaml"
 SHIPPED = ROOT / "profiles" / "translation-tiny-cpu.yaml"
 TUNER = Path(sys.executable).with_name("tuner")
 
-OPTIONS = CompareOptions(trace=SAMPLES / "translation.jsonl", world=ARTICLE, budget="3h", json=True)
+OPTIONS = CompareOptions(
+    trace=SAMPLES / "translation.jsonl", profile=SHIPPED, world=ARTICLE, budget="3h", json=True
+)
 
 Compare = Callable[..., dict[str, Any]]
 
@@ -49,8 +51,7 @@ def rows(result: dict[str, Any], load: str) -> dict[str, dict[str, Any]]:
 def test_a_profile_brings_its_value_and_its_whole_configuration(
     compare: Compare,
 ) -> None:
-    changes: dict[str, Any] = {"profile": SHIPPED, "loads": "recorded"}
-    result = compare(**changes)
+    result = compare(loads="recorded")
     assert any("here it is simulated:article" in warning for warning in result["warnings"])
     assert result["tuned"] == {"max_num_seqs": 8, "source": str(SHIPPED)}
     assert list(rows(result, "recorded")) == ["untuned", "tuned"]
@@ -67,7 +68,7 @@ def test_a_trace_without_a_rate_is_refused_before_any_engine_starts(
 
 REAL = (
     *("compare", "--trace", str(SAMPLES / "translation.jsonl"), "--json", "--run-dir", "run"),
-    *("--approaches", "two-workers,static,tuned", "--loads", "recorded", "--max-num-seqs", "8"),
+    *("--approaches", "two-workers,static,tuned", "--loads", "recorded", "--profile", str(SHIPPED)),
     *("--budget", "5m"),
 )
 

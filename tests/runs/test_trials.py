@@ -32,7 +32,7 @@ from tuner.replay.replay import CutRule
 from tuner.runs import journal
 from tuner.runs.bench import Bench, Build
 from tuner.runs.bench import Trial as MadeNext
-from tuner.runs.compare.compare import Comparison, Question, Tuned
+from tuner.runs.compare.compare import Comparison
 from tuner.runs.compare.ways import APPROACHES, Workload
 from tuner.runs.journal import EngineStart, Failed, Tried
 from tuner.runs.refine.refine import SIDES, Refining
@@ -105,10 +105,6 @@ def test_every_approach_meets_every_load_in_every_block(
     requests = [request(row) for row in range(60)]
     approaches = [each for each in APPROACHES if each.name in {"tuned", "untuned"}]
     levels = ["recorded", "very-heavy"]
-    question = Question(
-        requests=requests, block_size=16, approaches=approaches, levels=levels, budget_s=1e9,
-        tuned=Tuned(8, ""), profile=None, base=SimStarter(World()), of_tuned=SimStarter(World()),
-    )  # fmt: skip
     windows = [Window(10.0 * block, 10.0, 0.0) for block in range(3)]
     with closing(journal.opened(tmp_path / "run", {})) as book:
         for text in case["done"]:
@@ -123,9 +119,12 @@ def test_every_approach_meets_every_load_in_every_block(
                 book.add(Failed(**tried, why="it died"))
             else:
                 book.add_replay(replay_of([]), Tried(**tried))
-        workload = Workload(requests, windows, levels, None, 16)
-        vars(workload)["counts"] = {"very-heavy": [10] * 3}
-        comparison = Comparison(question, book, workload)
+        comparison = Comparison(
+            requests, 16, approaches, levels, 1e9, profile(),
+            base=SimStarter(World()), of_tuned=SimStarter(World()), journal=book,
+        )  # fmt: skip
+        counts = {(25, block): 10 for block in range(3)}
+        comparison.workload = Workload(requests, windows, None, 16, counts)
         trial_ = comparison.next_trial()
     assert trial_ is not None
     assert f"{trial_.tried.purpose} {trial_.tried.load}" == case["next"]

@@ -74,8 +74,7 @@ class CompareOptions(Options):
     """
 
     trace: Path
-    profile: Path | None = None
-    max_num_seqs: int | None = None
+    profile: Path
     approaches: str | None = None
     loads: str | None = None
     world: Path | None = None

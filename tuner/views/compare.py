@@ -1,44 +1,44 @@
 """The page of a comparison. Pure."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from tuner.engines.seam import EngineFacts
 from tuner.profile.summary import engine_time, milliseconds, percent
-from tuner.runs.compare.compare import Tuned
+from tuner.runs.compare.compare import Comparison
 from tuner.runs.compare.table import ComparisonRow, ComparisonTable, shown
 from tuner.runs.compare.ways import UNIFORM
 from tuner.views.page import Cell, Column, Page, Section, Table
 
 
-def compare_page(  # noqa: PLR0913 - all that is printed
+def compare_page(
+    comparison: Comparison,
     tables: Sequence[ComparisonTable],
-    tuned: Tuned,
-    facts: EngineFacts,
+    source: Path,
     *,
-    spent_s: float,
     warnings: Sequence[str],
-    run_dir: str,
     next_: str,
 ) -> Page:
     """Return what tuning was good for: the tuned engine beside the first way of serving and beside
     the default. The first table is the trace as it is, or the heaviest load."""
-    every = [row for table in tables for row in table.rows]
-    title, aside = f"max_num_seqs {tuned.max_num_seqs}", "compared"
-    best = tuned_row(tables[0])
+    journal, every = comparison.journal, [row for table in tables for row in table.rows]
+    facts, best = journal.facts(), tuned_row(tables[0])
+    title, aside = f"max_num_seqs {comparison.tuned}", "compared"
     if best is not None and best.numbers is None:
         title, aside = f"{title} was not measured", "failed"
     elif best is not None:
         title = ": ".join([title, *_gains(best, tables[0])])
     is_simulated = facts.engine == "sim"
+    took = engine_time(journal.spent_s(), simulated=is_simulated)
     return Page(
-        subject=f"Comparison {run_dir}",
+        subject=f"Comparison {journal.run_dir}",
         title=title,
         aside="simulated, " * is_simulated + aside,
-        facts=[("from", f"{tuned.source}; {engine_time(spent_s, simulated=is_simulated)}")],
+        facts=[("from", f"{source}; {took}")],
         sections=[Section(_title(table), tables=[_table(table, facts)]) for table in tables],
         details=[f"{row.title}: {note}" for row in every for note in row.notes],
         warnings=[*(f"{row.title}: {text}" for row in every for text in row.errors), *warnings],
-        run_dir=run_dir,
+        run_dir=str(journal.run_dir),
         next=next_,
     )
 

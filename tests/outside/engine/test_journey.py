@@ -91,8 +91,8 @@ def test_the_tuned_engine_serves_more_than_a_worker(swept: Swept) -> None:
     """Of two seconds of the trace: four requests a second are more than a worker answers."""
     cut = ("--window", "47s+2s", "-o", "cut.jsonl")
     assert run(swept.folder, "trace cut", TRACE[1], *cut).code == OK
-    approaches = ("--approaches", "worker,tuned", "--max-num-seqs", "8", "--loads", "recorded")
-    options = ("--trace", "cut.jsonl", *approaches, "--budget", "1m", "--run-dir", "compare")
+    approaches = ("--approaches", "worker,tuned", "--loads", "recorded", "--budget", "1m")
+    options = ("--trace=cut.jsonl", "--profile=profile.yaml", *approaches, "--run-dir", "compare")
     done = run(swept.folder, "compare", *options, "--json")
     assert done.code == OK, done.stderr
     rows = {row["approach"]: row["numbers"] for row in done.json["tables"][0]["rows"]}

@@ -34,7 +34,7 @@ SIM = ("--world", str(MACHINES / "still" / "world.yaml"), *TRACE)
 SWEEP = ("sweep", *SIM, "--ceiling", "4", "--step", "20s", "--run-dir", "run")
 REFINE = ("refine", "profile.yaml", *SIM, "--budget", "8m", "--run-dir", "run")
 COMPARE = (
-    *("compare", *SIM, "--max-num-seqs", "4", "--approaches", "untuned,tuned"),
+    *("compare", *SIM, "--profile", "profile.yaml", "--approaches", "untuned,tuned"),
     *("--loads", "recorded", "--run-dir", "run"),
 )
 PROFILE = ("profile.yaml", "profile.evidence")

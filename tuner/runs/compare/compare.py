@@ -6,7 +6,7 @@ replays the same requests; another block replays others, so that intervals know 
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -51,47 +51,80 @@ WINDOWS = 1 + RUN_IN_SHARE + DRAIN_SHARE
 """Windows' time that a replay takes at most."""
 
 
-@dataclass(frozen=True, slots=True)
-class Tuned:
-    """The tuned value, and where it comes from: a profile or an option."""
-
-    max_num_seqs: int
-    source: str
-
-
-@dataclass(frozen=True, slots=True)
-class Question:
-    """What is compared, checked; nothing has been started for it."""
+@dataclass(slots=True)
+class Comparison:
+    """What is compared, and its journal."""
 
     requests: Sequence[TraceRequest]
     block_size: int
     approaches: Sequence[Approach]
     levels: Sequence[str]
     budget_s: float
-    tuned: Tuned
-    profile: ServingProfile | None
+    profile: ServingProfile
     base: Starter
     of_tuned: Starter
-    """With every argument of the profile, where that is the tuned one."""
+    """With every argument of the profile."""
 
-
-@dataclass(slots=True)
-class Comparison:
-    """A comparison, as far as its journal has come."""
-
-    question: Question
     journal: Journal
-    workload: Workload
+    workload: Workload = field(init=False)
     left_out: Sequence[str] = ()
     """Which requests were left out."""
 
+    @property
+    def tuned(self) -> int:
+        return self.profile.decision.max_num_seqs
+
+    def run(self, source: Path, watcher: Watcher, read: Read | None) -> None:
+        """Measure all that the journal does not hold yet. ``source``: where the profile lies.
+
+        Raises RunError, ProfileError for a twin that is missing or makes no sense, and UsageError
+        when the budget is too small; an approach's failures are its result.
+        """
+        twin, choice = None, self.journal.selection()
+        if any(LEVELS[level] for level in self.levels):
+            twin = twin_of(self.profile, source, cure="Compare with --loads recorded.")
+        longest = int(str(self.base.resolve(max_num_seqs=UNTUNED)["max_model_len"]))
+        kept, self.left_out = fitting(self.requests, longest)
+        if choice is None:
+            step_s = self._affordable_s()
+            part = Window(kept[0].arrival_s, kept[-1].arrival_s - kept[0].arrival_s)
+            length_s = min(step_s, part.length_s / (1 + RUN_IN_SHARE))
+            run_in_s = RUN_IN_SHARE * length_s
+            first = Window(part.start_s + run_in_s, length_s, run_in_s)
+            choice = Selection(part, spread_windows(kept, part, first, REPEATS), step_s)
+            self.journal.add(choice)
+        self.workload = Workload(kept, choice.windows, twin, self.block_size)
+        bench = Bench(self.journal, watcher, read, block_size=self.block_size)
+
+        async def work() -> None:
+            try:
+                await measure(self.next_trial, bench, most_failures=math.inf)
+            finally:
+                await bench.stop()
+
+        execute(work(), self.base, self.journal)
+
+    def _affordable_s(self) -> float:
+        """Return how long each window can be. Raises UsageError when that is too short."""
+        origin = self.profile.provenance
+        start_s = origin.engine_seconds.starts / max(1, origin.engine_starts)
+        starts = REPEATS * sum(max(1, each.workers) for each in self.approaches)
+        replays = REPEATS * len(self.approaches) * len(self.levels)
+        window_s = (1 - SLACK) * (self.budget_s - starts * start_s) / replays / WINDOWS
+        if window_s < MIN_STEP_S:
+            needed_s = starts * start_s + replays * WINDOWS * MIN_STEP_S / (1 - SLACK)
+            raise UsageError(
+                f"--budget {self.budget_s:.0f}s is too little for {starts} engine starts of "
+                f"{start_s:.0f}s and {replays} replays",
+                hint=f"Give at least --budget {math.ceil(needed_s)}s, or fewer --approaches or "
+                "--loads.",
+            )
+        return min(STEP_S, window_s)
+
     def tables(self) -> list[ComparisonTable]:
         """Return one table for each load."""
-        question = self.question
-        slo = None if question.profile is None else question.profile.decision.slo.slo
-        return [
-            table_of(self.journal, level, question.approaches, slo) for level in question.levels
-        ]
+        slo = self.profile.decision.slo.slo
+        return [table_of(self.journal, level, self.approaches, slo) for level in self.levels]
 
     def warnings(self) -> list[str]:
         """Return the warnings about what was compared, and how far it came."""
@@ -116,20 +149,20 @@ class Comparison:
         more."""
         if (left := next(self._left(), None)) is None:
             return None
-        (approach, block, load), question = left, self.question
+        approach, block, load = left
         spent_s, is_begun = self.journal.spent_s(), block in map(block_of, self.journal.trials())
-        if block and not is_begun and spent_s * (block + 1) / block > question.budget_s:
+        if block and not is_begun and spent_s * (block + 1) / block > self.budget_s:
             return None
         window = self.workload.windows[block]
         rule = CutRule(Slo(), 0.0, drain_s=DRAIN_SHARE * window.length_s)
-        total = REPEATS * len(question.approaches) * len(question.levels)
-        starter, size = question.of_tuned, question.tuned.max_num_seqs
+        total = REPEATS * len(self.approaches) * len(self.levels)
+        starter, size = self.of_tuned, self.tuned
         if approach.name == "untuned":
-            starter, size = question.base, UNTUNED
-        elif isinstance(question.base, VllmStarter) and approach.workers:
+            starter, size = self.base, UNTUNED
+        elif isinstance(self.base, VllmStarter) and approach.workers:
             size = approach.batch
             starter = replace(
-                question.base,
+                self.base,
                 kind="workers",
                 workers=approach.workers,
                 size=size,
@@ -157,72 +190,10 @@ class Comparison:
         done = {(each.purpose, each.load) for each in made}
         failed = {each.purpose for each in failures}
         dead = {each.approach for each in failures} - {each.approach for each in made}
-        approaches = self.question.approaches
         for block in range(REPEATS):
-            for place in np.random.default_rng(block).permutation(len(approaches)):
-                approach, purpose = approaches[place], f"{approaches[place].name} {block}"
+            for place in np.random.default_rng(block).permutation(len(self.approaches)):
+                approach = self.approaches[place]
+                purpose = f"{approach.name} {block}"
                 if approach.name not in dead and purpose not in failed:
-                    left = [load for load in self.question.levels if (purpose, load) not in done]
+                    left = [load for load in self.levels if (purpose, load) not in done]
                     yield from ((approach, block, load) for load in left)
-
-
-def compare(
-    question: Question, source: Path, journal: Journal, watcher: Watcher, read: Read | None
-) -> Comparison:
-    """Measure all that the journal does not hold yet. ``source``: where the profile lies.
-
-    Raises RunError, ProfileError for a twin that makes no sense, and UsageError when the budget is
-    too small or nothing says what is compared; an approach's failures are its result.
-    """
-    profile, twin, start_s = question.profile, None, 0.0
-    if profile is not None:
-        starts = profile.provenance
-        start_s = starts.engine_seconds.starts / max(1, starts.engine_starts)
-    if any(LEVELS[level] for level in question.levels):
-        cure = "Give --profile (tuner sweep makes one), or compare with --loads recorded."
-        if profile is None:
-            raise UsageError("a load by requests in flight needs a profile", hint=cure)
-        twin = twin_of(profile, source, cure=cure)
-    longest = int(str(question.base.resolve(max_num_seqs=UNTUNED)["max_model_len"]))
-    kept, left_out = fitting(question.requests, longest)
-    if (choice := journal.selection()) is None:
-        step_s = affordable_s(
-            question.budget_s, question.approaches, loads=len(question.levels), start_s=start_s
-        )
-        part = Window(kept[0].arrival_s, kept[-1].arrival_s - kept[0].arrival_s)
-        length_s = min(step_s, part.length_s / (1 + RUN_IN_SHARE))
-        run_in_s = RUN_IN_SHARE * length_s
-        first = Window(part.start_s + run_in_s, length_s, run_in_s)
-        windows = spread_windows(kept, part, first, REPEATS)
-        choice = Selection(part=part, windows=windows, step_s=step_s)
-        journal.add(choice)
-    workload = Workload(kept, choice.windows, question.levels, twin, question.block_size)
-    comparison = Comparison(question, journal, workload, left_out)
-
-    async def work() -> None:
-        bench = Bench(journal, watcher, read, block_size=question.block_size)
-        try:
-            await measure(comparison.next_trial, bench, most_failures=math.inf)
-        finally:
-            await bench.stop()
-
-    execute(work(), question.base, journal)
-    return comparison
-
-
-def affordable_s(
-    budget_s: float, approaches: Sequence[Approach], *, loads: int, start_s: float
-) -> float:
-    """Return how long each window can be. Raises UsageError when that is too short."""
-    starts = REPEATS * sum(max(1, each.workers) for each in approaches)
-    replays = REPEATS * len(approaches) * loads
-    window_s = (1 - SLACK) * (budget_s - starts * start_s) / replays / WINDOWS
-    if window_s < MIN_STEP_S:
-        needed_s = starts * start_s + replays * WINDOWS * MIN_STEP_S / (1 - SLACK)
-        raise UsageError(
-            f"--budget {budget_s:.0f}s is too little for {starts} engine starts of {start_s:.0f}s "
-            f"and {replays} replays",
-            hint=f"Give at least --budget {math.ceil(needed_s)}s, or fewer --approaches or "
-            "--loads.",
-        )
-    return min(STEP_S, window_s)

@@ -6,8 +6,7 @@ requests of a window are thinned out, or copied, until there are so many; time i
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -91,34 +90,28 @@ def mean_in_flight(begin_s: Floats, end_s: Floats, *, from_s: float, to_s: float
     return float(np.maximum(0.0, stay_s).sum() / (to_s - from_s))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Workload:
     """The requests of a comparison, and the twin that says how many are in flight."""
 
     requests: Sequence[TraceRequest]
     windows: Sequence[Window]
-    levels: Sequence[str]
     twin: StoredTwin | None
     """None where only the trace as it is is sent."""
 
     block_size: int
     """Tokens that one of the trace's hash ids stands for."""
 
-    @cached_property
-    def counts(self) -> dict[str, list[int]]:
-        """Level → requests in each block's window; without the trace as it is. Raises
-        TraceError."""
-        return {
-            level: [self._count(number, block) for block in range(len(self.windows))]
-            for level in self.levels
-            if (number := LEVELS[level]) is not None
-        }
+    counts: dict[tuple[int, int], int] = field(default_factory=dict)
+    """(requests in flight, block) → requests that are sent in its window."""
 
     def sent(self, level: str, block: int) -> list[TraceRequest]:
-        """Return what is sent in a block, the same to every approach."""
-        if level not in self.counts:
+        """Return what is sent in a block, the same to every approach. Raises TraceError."""
+        if (in_flight := LEVELS[level]) is None:
             return in_window(self.requests, self.windows[block])
-        sent = self._thinned(self.counts[level][block], block)
+        if (in_flight, block) not in self.counts:
+            self.counts[in_flight, block] = self._count(in_flight, block)
+        sent = self._thinned(self.counts[in_flight, block], block)
         return uniform(sent, self.requests) if level == UNIFORM else sent
 
     def in_flight(self, sent: Sequence[TraceRequest], window: Window) -> float:
