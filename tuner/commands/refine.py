@@ -1,6 +1,5 @@
 """``tuner refine``: search other engine arguments around a profile's choice."""
 
-import dataclasses
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -21,12 +20,11 @@ from tuner.errors import TraceError, TunerError, UsageError
 from tuner.profile.evidence import twin_of
 from tuner.profile.profile import ServingProfile, check_output, evidence_of, keep, save, seal
 from tuner.profile.profile import load as load_profile
-from tuner.runs.bench import Bench
-from tuner.runs.refine.refine import Refinement, Refining
+from tuner.runs.bench import Bench, execute
+from tuner.runs.refine.refine import Refining
 from tuner.runs.refine.search import Study
 from tuner.runs.refine.space import CAP, LIVE, TOKENS, Space, build_space, number, parse_search
 from tuner.runs.sweep.conclusion import SweepSettings
-from tuner.system import interruption
 from tuner.trace.columns import columns_of
 from tuner.trace.trace import TraceRequest, load
 from tuner.traffic.description import describe
@@ -89,12 +87,16 @@ def run(options: RefineOptions) -> None:
             vary=partial(machine.starter, profile.engine, log=book.run_dir / "vllm.log"),
             study=Study(options.storage, space),
         )
-        refinement = _refined(refining, requests, progress, machine)
-        warnings += refinement.warnings
-        refinement = dataclasses.replace(refinement, warnings=tuple(warnings))
+        for knob in refining.space.knobs:
+            values = ", ".join("default" if each is None else str(each) for each in knob.values)
+            how = "live" if knob.name in LIVE else "an engine each"
+            progress.stage(f"searching {knob.name} ({how}): {values}; {knob.why}")
+        with progress:
+            execute(refining.refine(requests), refining.vary({}), book)
+        warnings += refining.warnings
         wall_s = time.monotonic() - began_s
-        refined = _profile(options, refining, refinement, wall_s=wall_s)
-        _conclude(options, refining, refinement, refined)
+        refined = _profile(options, refining, warnings, wall_s=wall_s)
+        _conclude(options, refining, refined, warnings)
 
 
 def _settings(options: RefineOptions, profile: ServingProfile, block_size: int) -> SweepSettings:
@@ -151,43 +153,21 @@ def space_of(
     )
 
 
-def _refined(
-    refining: Refining, requests: Sequence[TraceRequest], progress: Progress, machine: Machine
-) -> Refinement:
-    for knob in refining.space.knobs:
-        values = ", ".join("default" if value is None else str(value) for value in knob.values)
-        how = "live" if knob.name in LIVE else "an engine each"
-        progress.stage(f"searching {knob.name} ({how}): {values}; {knob.why}")
-    work = refining.refine(requests)
-    with progress:
-        if machine.world is None:
-            return interruption.run(work)
-        from tuner.engines.sim import virtual_time  # noqa: PLC0415 - numba
-
-        return virtual_time.run(work, begin_s=refining.journal.clock_s)
-
-
 def _profile(
-    options: RefineOptions,
-    refining: Refining,
-    refinement: Refinement,
-    *,
-    wall_s: float,
+    options: RefineOptions, refining: Refining, warnings: Sequence[str], *, wall_s: float
 ) -> ServingProfile:
     """Return the refined profile, or the knee's with the reason why it is kept."""
-    outcome, profile, knee = refinement.outcome, refining.profile, dict(refining.knee)
+    outcome, profile, knee = refining.outcome, refining.profile, dict(refining.knee)
     origin = profile.provenance
     if outcome is not None:
         arguments = outcome.facts.arguments
         changed = {name for name in knee if arguments.get(name) != profile.engine.get(name)}
         given = sorted({*origin.given, *changed})
-        own = origin_of(
-            outcome, refinement.warnings, wall_s=wall_s, ranks=origin.ranks, given=given
-        )
+        own = origin_of(outcome, warnings, wall_s=wall_s, ranks=origin.ranks, given=given)
         return outcome.profile({**own, "replicas": origin.replicas, "router": origin.router})
-    decision = replace(profile.decision, reason=refinement.reason)
+    decision = replace(profile.decision, reason=refining.reason)
     if options.require:
-        seen = next((row.measured for row in refinement.trials if row.configuration == knee), None)
+        seen = next((row.measured for row in refining.rows() if row.configuration == knee), None)
         checks = [
             RequirementCheck.of(
                 each, None, None if seen is None or each.at_headroom else each.value_in(seen)
@@ -200,28 +180,29 @@ def _profile(
 
 
 def _conclude(
-    options: RefineOptions,
-    refining: Refining,
-    refinement: Refinement,
-    refined: ServingProfile,
+    options: RefineOptions, refining: Refining, refined: ServingProfile, warnings: Sequence[str]
 ) -> None:
     """Write the profile, and print."""
-    run_dir, is_refined = refining.journal.run_dir, refinement.outcome is not None
+    run_dir, is_refined = refining.journal.run_dir, refining.outcome is not None
     keep(refined, run_dir)
     check_output(options.output)
     save(refined, options.output)
     next_ = after(refined, options.output)
     if is_refined and options.world is None and not is_short(refined):
         next_ = command("verify", options.output, "--trace", options.trace)
-    shown = [each.name for each in dataclasses.fields(refinement) if each.name != "outcome"]
     result = {
-        **{name: getattr(refinement, name) for name in shown},
         "refined": is_refined,
         "knee": refining.knee,
+        "chosen": refining.chosen,
+        "proof": refining.proof,
+        "reason": refining.reason,
+        "trials": refining.rows(),
         "space": refining.space.knobs,
+        "complete": refining.journal.is_complete(),
+        "warnings": warnings,
         "run_dir": str(run_dir),
         "profile": str(options.output),
     }
-    page = refine_page(refinement, refining.knee, refined, run_dir=str(run_dir), next_=next_)
+    page = refine_page(refining, refined, warnings=warnings, next_=next_)
     finish(options, result, page, run_dir)
     check_required(refined, options.output, cure="")

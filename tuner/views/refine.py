@@ -1,13 +1,14 @@
 """The page of a refinement. Pure."""
 
 import math
+from collections.abc import Sequence
 
 from msgspec.structs import replace
 
 from tuner.profile.profile import ServingProfile
 from tuner.profile.summary import engine_time, is_simulated
-from tuner.runs.journal import Configuration
-from tuner.runs.refine.refine import THEN_REFINED, Refinement, TrialRow
+from tuner.runs.journal import Configuration, Failed
+from tuner.runs.refine.refine import THEN_REFINED, Refining, TrialRow
 from tuner.runs.refine.space import in_words
 from tuner.views.page import Cell, Column, Page, Section, Table
 from tuner.views.profile import COLUMNS, cells, profile_page
@@ -16,45 +17,44 @@ MEASURED = ("attainment", "goodput_rps", "tpot_p95_s", "e2el_p99_s")
 
 
 def refine_page(
-    refinement: Refinement,
-    knee: Configuration,
+    refining: Refining,
     profile: ServingProfile,
     *,
-    run_dir: str,
+    warnings: Sequence[str],
     next_: str,
 ) -> Page:
     """Return what is better and by how much, or that nothing is, above the refined profile's."""
+    run_dir = str(refining.journal.run_dir)
     page = profile_page(profile, subject=f"Refinement {run_dir}", next_=next_)
-    facts, aside = dict(page.facts), "the knee stays"
-    spent_s = sum(refinement.starts_s) + refinement.replay_s
-    took = engine_time(spent_s, simulated=is_simulated(profile))
-    facts["knee"] = in_words(knee)
-    facts["checked"] = f"{len(refinement.trials) - 1} trials, {took}"
-    if refinement.outcome is None:
-        facts["why"] = refinement.reason.rpartition(THEN_REFINED)[2]
-    elif refinement.proof is not None:
+    facts, aside, trials = dict(page.facts), "the knee stays", refining.rows()
+    took = engine_time(refining.journal.spent_s(), simulated=is_simulated(profile))
+    facts["knee"] = in_words(refining.knee)
+    facts["checked"] = f"{len(trials) - 1} trials, {took}"
+    if refining.outcome is None:
+        facts["why"] = refining.reason.rpartition(THEN_REFINED)[2]
+    elif refining.proof is not None:
         facts.pop("why", None)
-        gains = refinement.proof.in_words()
-        facts = {"set": in_words(refinement.chosen), "gains": gains, **facts}
-        aside = f"better, proven in {refinement.proof.pairs} pairs"
+        gains = refining.proof.in_words()
+        facts = {"set": in_words(refining.chosen), "gains": gains, **facts}
+        aside = f"better, proven in {refining.proof.pairs} pairs"
     (curve,) = page.sections
     columns = [
         Column("configuration", "configuration"),
         Column("gain", "goodput gain", "change"),
         *(COLUMNS[name] for name in MEASURED),
     ]
-    chosen = [trial.configuration == refinement.chosen for trial in refinement.trials]
-    rows = [_row(trial, knee) for trial in refinement.trials]
-    trials = Table(columns, rows, chosen=chosen.index(True) if True in chosen else None)
-    search = Section("Search", f"{len(rows)} trials.", tables=[trials])
-    failed = [f"failed: {each}" for each in refinement.failed]
+    chosen = [trial.configuration == refining.chosen for trial in trials]
+    rows = [_row(trial, refining.knee) for trial in trials]
+    table = Table(columns, rows, chosen=chosen.index(True) if True in chosen else None)
+    search = Section("Search", f"{len(rows)} trials.", tables=[table])
+    failed = [f"failed: {each.why}" for each in refining.journal.of(Failed)]
     return replace(
         page,
         aside="simulated, " * is_simulated(profile) + aside,
         facts=list(facts.items()),
         sections=[search, replace(curve, tables=[])],
-        details=[*failed, refinement.reason, *page.details],
-        warnings=list(refinement.warnings),
+        details=[*failed, refining.reason, *page.details],
+        warnings=warnings,
         run_dir=run_dir,
     )
 

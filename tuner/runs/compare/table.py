@@ -29,7 +29,6 @@ class Numbers:
     served is a part of what was offered. Latencies are those of the requests after the run-in.
     """
 
-    blocks: int
     requests: int
     unfinished: int
     """Still waiting or running when the replay was ended."""
@@ -40,9 +39,6 @@ class Numbers:
 
     requests_per_s: float
     """Finished before the last one was due."""
-
-    in_flight_mean: float
-    """After the run-in, over time."""
 
     attainment: float | None
     """Share of the requests after the run-in that met the SLO; None without an SLO."""
@@ -174,7 +170,6 @@ def numbers_of(replays: Sequence[Replay], slo: Slo | None = None) -> Numbers:
     spans_s = sum(replay.scored_from_s + replay.window_s for replay in replays)
     is_done, outcomes = sent["outcome"] == "ok", Counter(sent["outcome"].tolist())
     served = is_done & (sent["end_s"] < from_s + window_s)
-    stay_s = np.minimum(sent["end_s"], from_s + window_s) - np.maximum(sent["planned_s"], from_s)
     came_whole = is_done & (sent["gaps"] == 0) & (sent["output_tokens"] > 1)
     held_s = (sent["last_s"] - sent["engine_last_s"])[came_whole]
     held_s = held_s[~np.isnan(held_s)]
@@ -193,13 +188,11 @@ def numbers_of(replays: Sequence[Replay], slo: Slo | None = None) -> Numbers:
     own_s = (sent["engine_last_s"] - sent["engine_first_s"]) / later
     tpots_s = np.where(np.isnan(sent["tpot_s"]), own_s, sent["tpot_s"])[is_done]
     return Numbers(
-        blocks=len(replays),
         requests=len(sent),
         unfinished=outcomes["cut"],
         failed=outcomes["failed"],
         offered_rps=(len(sent) - outcomes["aborted"]) / spans_s,
         requests_per_s=float(served.sum()) / spans_s,
-        in_flight_mean=float(np.maximum(0.0, stay_s).sum()) / sum(r.window_s for r in replays),
         attainment=None if slo is None else measure(replays, slo).attainment,
         e2el_p95_s=tail_s,
         e2el_at_least=tail_s is not None and longer_s is not None and longer_s > tail_s + 1e-9,

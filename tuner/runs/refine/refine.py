@@ -12,7 +12,7 @@ from functools import partial
 
 import numpy as np
 
-from tuner.engines.seam import Starter
+from tuner.engines.seam import ArgumentValue, Starter
 from tuner.errors import EngineError, RunError, UsageError
 from tuner.profile.evidence import StoredTwin
 from tuner.profile.profile import ServingProfile
@@ -20,7 +20,7 @@ from tuner.replay.numbers import Measurement
 from tuner.replay.numbers import measure as numbers_of
 from tuner.replay.replay import CutRule
 from tuner.runs.bench import Bench, Build, Trial, fitting, measure
-from tuner.runs.journal import Configuration, Failed, Gathered, Tried
+from tuner.runs.journal import Configuration, Gathered, Tried
 from tuner.runs.pairs import Proof, proof_of, spread_windows
 from tuner.runs.refine.search import ALIKE, BEST, Model, Study, gain_over, served_in
 from tuner.runs.refine.space import CAP, LIVE, TOKENS, Space, in_words, number, restart_key
@@ -81,30 +81,17 @@ class TrialRow:
     """Whether it loses no goodput, and nothing that is required."""
 
 
-@dataclass(frozen=True, slots=True)
-class Refinement:
-    """The result of the run."""
-
-    chosen: Configuration
-    """The knee where nothing seemed better."""
-
-    proof: Proof | None
-    outcome: SweepOutcome | None
-    """For a profile of the refined engine; None where the knee is kept."""
-
-    reason: str
-    trials: tuple[TrialRow, ...]
-    complete: bool
-    starts_s: tuple[float, ...]
-    replay_s: float
-    failed: tuple[str, ...]
-    warnings: tuple[str, ...]
-
-
 class Refining:
     """A refinement under way. Whoever has made the bench stops it."""
 
     workload: Workload
+    chosen: Configuration
+    """The knee where nothing seemed better."""
+
+    reason: str
+    proof: Proof | None = None
+    outcome: SweepOutcome | None = None
+    """For a profile of the refined engine; None where the knee is kept."""
 
     def __init__(  # noqa: PLR0913 - what is refined, how, and on what
         self,
@@ -140,7 +127,7 @@ class Refining:
             )
             self.space = replace(space, knobs=tuple(live))
 
-    async def refine(self, requests: Sequence[TraceRequest]) -> Refinement:
+    async def refine(self, requests: Sequence[TraceRequest]) -> None:
         """Search around the profile's knee and compare the best candidate with it.
 
         Raises EngineError when engines keep failing, TraceError when nothing can be replayed,
@@ -156,13 +143,13 @@ class Refining:
             chosen, own, pairs = self.best(), self.workload.window, 0
             if chosen != self.knee:
                 half_s = self._half_s()
-                left_s = self.settings.budget_s - self.journal.spent_s() - self._ending_s(half_s)
+                left_s = self.bench.spare_s() - self._ending_s(half_s)
                 two_s = 4 * (half_s + (0.0 if self._is_live(chosen) else self.start_s))
                 pairs = min(MOST_PAIRS, PAIRS + 2 * max(0, int(left_s // two_s)))
             windows = spread_windows(self.workload.requests, self.workload.part, own, pairs)
             gathered = Gathered(complete=self.is_complete, chosen=chosen, pairs=windows)
             self.journal.add(gathered)
-        chosen, windows, proof, outcome = gathered.chosen, gathered.pairs, None, None
+        self.chosen, windows = gathered.chosen, gathered.pairs
         for row in self.rows():
             self.study.tell(row.configuration, row.gain, fidelity="replay", is_kept=row.is_kept)
         if not gathered.complete:
@@ -170,30 +157,19 @@ class Refining:
                 "the budget ended the search: not all that seemed worth it was tried; give a "
                 "larger --budget"
             )
-        if chosen != self.knee:
+        if self.chosen != self.knee:
             self.bench.watcher.stage(
-                f"comparing {in_words(chosen)} with the knee, in turns: {len(windows)} pairs"
+                f"comparing {in_words(self.chosen)} with the knee, in turns: {len(windows)} pairs"
             )
-            await self._measure(partial(self.next_half, chosen, windows))
-            proof = self.proof()
-            if proof.pairs < len(windows):  # the look gave up
-                proof = replace(proof, sureness=None)
-        reason = self._reason(chosen, proof)
-        if proof is not None and proof.sureness is not None:
-            outcome = await self._confirmed(chosen, reason, proof.sureness)
-            self.warnings += outcome.warnings
-        return Refinement(
-            chosen=chosen,
-            proof=proof,
-            outcome=outcome,
-            reason=reason,
-            trials=tuple(self.rows()),
-            complete=gathered.complete,
-            starts_s=tuple(start.facts.start_s for start in self.journal.starts()),
-            replay_s=self.journal.replay_s(),
-            failed=tuple(failed.why for failed in self.journal.of(Failed)),
-            warnings=(*self.warnings, *([self.study.lost] if self.study.lost else [])),
-        )
+            await self._measure(partial(self.next_half, self.chosen, windows))
+            self.proof = self.halves_show()
+            if self.proof.pairs < len(windows):  # the look gave up
+                self.proof = replace(self.proof, sureness=None)
+        self.reason = self._reason()
+        if self.proof is not None and self.proof.sureness is not None:
+            self.outcome = await self._confirmed(self.proof.sureness)
+            self.warnings += self.outcome.warnings
+        self.warnings += [self.study.lost] if self.study.lost else []
 
     async def _measure(self, plan: Callable[[], Trial | None]) -> None:
         await measure(plan, self.bench, most_failures=MOST_FAILURES)
@@ -257,7 +233,7 @@ class Refining:
         alike = [each for gain, each in known if gain > top - ALIKE and top >= WORTH]
         return min(alike, key=lambda each: number(each[CAP]), default=self.knee)
 
-    def proof(self) -> Proof:
+    def halves_show(self) -> Proof:
         """Return what the pairs have shown so far."""
         slo, made = self.workload.slo, self.made(REFINED, KNEE)
         halves = [(trial.purpose, self.journal.numbers(trial, slo)) for trial in made]
@@ -308,7 +284,7 @@ class Refining:
         """
         done = len(self.made(REFINED, KNEE))
         is_half_way = done == len(windows)
-        if done == 2 * len(windows) or (is_half_way and self.proof().is_futile(planned=done)):
+        if done == 2 * len(windows) or (is_half_way and self.halves_show().is_futile(planned=done)):
             return None
         side = SIDES[done % 4]
         own = chosen if side == REFINED else self.knee
@@ -341,10 +317,6 @@ class Refining:
         changed = {k: v for k, v in configuration.items() if k != CAP} | {TOKENS: tokens}
         title = f"starting an engine for {in_words(changed)}"
         return Build(f"{tokens} {turn} {key}", cap, self.vary(changed), key, title)
-
-    def fresh(self, chosen: Configuration) -> Build:
-        """Return an engine that is built for exactly the choice."""
-        return replace(self.build(chosen, limits_of(chosen), 0), purpose="confirm")
 
     def _is_live(self, chosen: Configuration) -> bool:
         """Whether one engine serves the choice and the knee."""
@@ -383,17 +355,16 @@ class Refining:
 
     # The end
 
-    def _reason(self, chosen: Configuration, proof: Proof | None) -> str:
+    def _reason(self) -> str:
         """Return the sentence that says what was gained, with its intervals, or why nothing was."""
-        decision = self.profile.decision
+        decision, proof = self.profile.decision, self.proof
         before = decision.reason.partition(THEN_REFINED)[0]
         if proof is None:
             return f"{before}{THEN_REFINED}nothing better was found"
-        sides = [(name, self.knee[name], value) for name, value in chosen.items()]
         changed = ", ".join(
-            f"{name} {'default' if was is None else was} -> {'default' if is_ is None else is_}"
-            for name, was, is_ in sides
-            if was != is_
+            f"{name} {_or_default(self.knee[name])} -> {_or_default(value)}"
+            for name, value in self.chosen.items()
+            if value != self.knee[name]
         )
         over = f"over {proof.pairs} pairs of replays in turns: {proof.in_words()}"
         if proof.sureness is None:
@@ -401,28 +372,16 @@ class Refining:
         knee = f"the {decision.verdict} at {decision.max_num_seqs}"
         return f"refined from {knee}: {changed}; against it {over}"
 
-    async def _confirmed(
-        self, chosen: Configuration, reason: str, confidence: float
-    ) -> SweepOutcome:
+    async def _confirmed(self, confidence: float) -> SweepOutcome:
         """Confirm the choice on an engine of its own, and conclude as a sweep does: by the twin of
         the engines that share with it what needs a restart, where that is believed."""
-        basis = Basis(self.journal, self.workload, self.settings)
+        basis, chosen = Basis(self.journal, self.workload, self.settings), self.chosen
         key, cap = restart_key(chosen), number(chosen[CAP])
         alike = [trial for trial in self.made() if restart_key(trial.configuration) == key]
         facts = [start.facts for start in self.journal.starts() if start.key == key][-1]
         facts = replace(facts, arguments={**facts.arguments, TOKENS: chosen[TOKENS]})
-        view = view_of(
-            basis,
-            alike,
-            caps=sorted(
-                {
-                    *doubling(self.settings.ceiling),
-                    *(number(each.configuration[CAP]) for each in alike),
-                }
-            ),
-            facts=facts,
-            printed=True,
-        )
+        caps = {*doubling(self.settings.ceiling), *(each.max_num_seqs for each in alike)}
+        view = view_of(basis, alike, caps=sorted(caps), facts=facts, printed=True)
         measured = numbers_of(self.journal.replays(REFINED), self.workload.slo)
         checks = tuple(RequirementCheck.of(each) for each in self.settings.requirements)
         curve: tuple[CurvePoint, ...] = (CurvePoint(measured, measured, "measured", {}),)
@@ -436,12 +395,12 @@ class Refining:
             cap,
             (min(low, cap), max(high, cap)),
             confidence,
-            reason,
+            self.reason,
             requirements=checks,
         )
         believed = None if promised is None else view
         conclusion = Conclusion(verdict, curve, believed, promised, is_proven=True)
-        build = self.fresh(chosen)
+        build = replace(self.build(chosen, limits_of(chosen), 0), purpose="confirm")
         with suppress(EngineError):
             await measure(
                 lambda: confirming_trial(basis, conclusion, build, self.bench.spare_s()), self.bench
@@ -451,3 +410,7 @@ class Refining:
 
 def limits_of(configuration: Configuration) -> tuple[int, int]:
     return number(configuration[CAP]), number(configuration[TOKENS])
+
+
+def _or_default(value: ArgumentValue) -> ArgumentValue:
+    return "default" if value is None else value
