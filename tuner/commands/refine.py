@@ -60,7 +60,7 @@ def run(options: RefineOptions) -> None:
     block_size = trace.header.block_size
     space = space_of(options, profile, machine, requests=requests, block_size=block_size)
     settings = _settings(options, profile, block_size)
-    Study(options.storage, space)  # refused before there is a run directory
+    study = Study(options.storage, space)  # refused before there is a run directory
     version = provenance.vllm_in(machine.versions)
     rests_on = {
         "profile_digest": profile.digest,
@@ -85,7 +85,7 @@ def run(options: RefineOptions) -> None:
             settings,
             bench=bench,
             vary=partial(machine.starter, profile.engine, log=book.run_dir / "vllm.log"),
-            study=Study(options.storage, space),
+            study=study,
         )
         for knob in refining.space.knobs:
             values = ", ".join("default" if each is None else str(each) for each in knob.values)

@@ -82,7 +82,7 @@ class TrialRow:
 
 
 class Refining:
-    """A refinement under way. Whoever has made the bench stops it."""
+    """A refinement under way, and its result."""
 
     workload: Workload
     chosen: Configuration
@@ -137,9 +137,17 @@ class Refining:
         self.warnings += warnings
         self.prepare(kept)
         self.bench.spare_s = lambda: self.settings.budget_s - self.journal.spent_s()
+        try:
+            await self._compare(await self._gather())
+        finally:
+            await self.bench.stop()
+        self.warnings += [self.study.lost] if self.study.lost else []
+
+    async def _gather(self) -> Gathered:
+        """Search; return the best, and the windows in which it is compared with the knee: as many
+        as there is time for."""
         await self._measure(self.next_in_search)
-        gathered = self.journal.last(Gathered)
-        if gathered is None:
+        if (gathered := self.journal.last(Gathered)) is None:
             chosen, own, pairs = self.best(), self.workload.window, 0
             if chosen != self.knee:
                 half_s = self._half_s()
@@ -149,7 +157,6 @@ class Refining:
             windows = spread_windows(self.workload.requests, self.workload.part, own, pairs)
             gathered = Gathered(complete=self.is_complete, chosen=chosen, pairs=windows)
             self.journal.add(gathered)
-        self.chosen, windows = gathered.chosen, gathered.pairs
         for row in self.rows():
             self.study.tell(row.configuration, row.gain, fidelity="replay", is_kept=row.is_kept)
         if not gathered.complete:
@@ -157,19 +164,23 @@ class Refining:
                 "the budget ended the search: not all that seemed worth it was tried; give a "
                 "larger --budget"
             )
+        return gathered
+
+    async def _compare(self, gathered: Gathered) -> None:
+        """Compare the best with the knee, and confirm it where it is proven to be better."""
+        self.chosen, windows = gathered.chosen, gathered.pairs
         if self.chosen != self.knee:
             self.bench.watcher.stage(
                 f"comparing {in_words(self.chosen)} with the knee, in turns: {len(windows)} pairs"
             )
             await self._measure(partial(self.next_half, self.chosen, windows))
-            self.proof = self.halves_show()
+            self.proof = self.evidence()
             if self.proof.pairs < len(windows):  # the look gave up
                 self.proof = replace(self.proof, sureness=None)
         self.reason = self._reason()
         if self.proof is not None and self.proof.sureness is not None:
             self.outcome = await self._confirmed(self.proof.sureness)
             self.warnings += self.outcome.warnings
-        self.warnings += [self.study.lost] if self.study.lost else []
 
     async def _measure(self, plan: Callable[[], Trial | None]) -> None:
         await measure(plan, self.bench, most_failures=MOST_FAILURES)
@@ -233,7 +244,7 @@ class Refining:
         alike = [each for gain, each in known if gain > top - ALIKE and top >= WORTH]
         return min(alike, key=lambda each: number(each[CAP]), default=self.knee)
 
-    def halves_show(self) -> Proof:
+    def evidence(self) -> Proof:
         """Return what the pairs have shown so far."""
         slo, made = self.workload.slo, self.made(REFINED, KNEE)
         halves = [(trial.purpose, self.journal.numbers(trial, slo)) for trial in made]
@@ -284,7 +295,7 @@ class Refining:
         """
         done = len(self.made(REFINED, KNEE))
         is_half_way = done == len(windows)
-        if done == 2 * len(windows) or (is_half_way and self.halves_show().is_futile(planned=done)):
+        if done == 2 * len(windows) or (is_half_way and self.evidence().is_futile(planned=done)):
             return None
         side = SIDES[done % 4]
         own = chosen if side == REFINED else self.knee
