@@ -43,12 +43,12 @@ def parse_step_s(text: str) -> float:
 
 def affordable_step_s(wanted_s: float, *, steps: float, budget_s: float, starts_s: float) -> float:
     """Return how long each of so many steps may be, at most what was asked. Raises UsageError when
-    the budget does not allow the shortest sweep."""
+    the budget does not allow the shortest run."""
     left_s, least_s = max(0.0, budget_s - starts_s), MIN_STEP_S * steps
     if left_s < least_s:
         raise UsageError(
             f"--budget leaves {left_s:.0f}s for replays beside the engine starts, the shortest "
-            f"sweep needs about {least_s:.0f}s",
+            f"run needs about {least_s:.0f}s",
             hint=f"Give at least --budget {math.ceil(starts_s + least_s)}s.",
         )
     return min(wanted_s, left_s / steps)

@@ -91,7 +91,7 @@ def test_the_tuned_engine_serves_more_than_a_worker(swept: Swept) -> None:
     """Of two seconds of the trace: four requests a second are more than a worker answers."""
     cut = ("--window", "47s+2s", "-o", "cut.jsonl")
     assert run(swept.folder, "trace cut", TRACE[1], *cut).code == OK
-    approaches = ("--approaches", "worker,tuned", "--loads", "recorded", "--budget", "1m")
+    approaches = ("--approaches", "worker,tuned", "--loads", "recorded", "--budget", "2m")
     options = ("--trace=cut.jsonl", "--profile=profile.yaml", *approaches, "--run-dir", "compare")
     done = run(swept.folder, "compare", *options, "--json")
     assert done.code == OK, done.stderr

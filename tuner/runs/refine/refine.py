@@ -4,7 +4,6 @@ One engine is built for the most that any live trial needs, so that cap and toke
 without a restart. Each phase is a function from the events of the run to the next trial.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -13,7 +12,7 @@ from functools import partial
 import numpy as np
 
 from tuner.engines.seam import ArgumentValue, Starter
-from tuner.errors import EngineError, RunError, UsageError
+from tuner.errors import EngineError, RunError
 from tuner.profile.evidence import StoredTwin
 from tuner.profile.profile import ServingProfile
 from tuner.replay.numbers import Measurement
@@ -40,7 +39,7 @@ from tuner.traffic.constants import MIN_STEP_S
 from tuner.traffic.requirements import RequirementCheck
 from tuner.traffic.slo import Unloaded
 from tuner.traffic.window import Window
-from tuner.traffic.workload import Workload
+from tuner.traffic.workload import Workload, affordable_step_s
 from tuner.twin.law import prompt_s
 from tuner.twin.verdict import Verdict
 
@@ -352,17 +351,12 @@ class Refining:
         budget_s, tail = self.settings.budget_s, self.profile.promise.e2el_ms
         restarts = sum(len(k.values) - 1 for k in self.space.knobs if k.name not in LIVE)
         starts_s = self.start_s + self._ending_s(0.0)
-        replays = self._ending_s(1.0) - self._ending_s(0.0) + 1
-        left_s, least_s = budget_s - starts_s, replays * MIN_STEP_S
-        if left_s < least_s:
-            raise UsageError(
-                f"--budget {budget_s:.0f}s is too small: engine starts take about "
-                f"{starts_s:.0f}s, the replays {least_s:.0f}s at least",
-                hint=f"Give at least --budget {math.ceil(least_s + starts_s)}s.",
-            )
-        drain_s = 0.0 if tail is None else tail.p99 / 1e3
-        fitting_s = min(left_s / (BEST + restarts + replays), left_s / replays - drain_s)
-        return min(self.settings.step_s, max(MIN_STEP_S, fitting_s))
+        replays, left_s = self._ending_s(1.0) - self._ending_s(0.0) + 1, budget_s - starts_s
+        step_s = affordable_step_s(
+            self.settings.step_s, steps=replays, budget_s=budget_s, starts_s=starts_s
+        )
+        drained_s = left_s / replays - (0.0 if tail is None else tail.p99 / 1e3)
+        return max(MIN_STEP_S, min(step_s, left_s / (BEST + restarts + replays), drained_s))
 
     # The end
 
