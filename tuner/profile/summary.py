@@ -176,6 +176,7 @@ def _gain(given: CapNumbers, now: Baseline) -> Iterator[str]:
     if (before := now.numbers) is None:
         return
     at_cap = f" with {now.numbers_at}" * (now.numbers_at != now.max_num_seqs)
+    at_cap += " (predicted)" * isinstance(given, Predicted)
     is_apart = abs(given.attainment - before.attainment) > SAME / 2
     yield f" instead of {percent(before.attainment)}{at_cap}" * is_apart
     tpot_ms, was_ms = (each.tpot_ms.p95 if each.tpot_ms else 0.0 for each in (given, before))
