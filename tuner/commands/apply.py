@@ -2,7 +2,6 @@
 
 import difflib
 import json
-import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -38,9 +37,6 @@ class Edit:
     kind: str
     """Of the file, as in ``--to``."""
 
-    next: str
-    """What to do with the file, with ``{file}`` for its name."""
-
     before: Arguments = field(default_factory=dict)
     after: Arguments = field(default_factory=dict)
     warnings: Sequence[str] = ()
@@ -62,7 +58,7 @@ def run(options: ApplyOptions) -> None:
     profile = profiles.load(options.profile)
     fit.check_visible(profile)
     try:
-        edit = _plan(profile, options)
+        edit = _checked(_plan(profile, options), options)
     except ByHandError as problem:
         flags = " ".join(fit.to_paste(profile))
         raise ByHandError(str(problem), hint=f"{problem.hint} {flags}") from None
@@ -129,11 +125,11 @@ def _plan(profile: ServingProfile, options: ApplyOptions) -> Edit:
     path = options.file or DEFAULT_FILE
     old = read_text(path) if options.file or options.to not in monitor.KINDS else None
     kind = monitor.kind_of(options.to, old or "")
-    if kind is not None and refusal is not None:
-        raise refusal
     if kind is not None:
+        if refusal is not None:
+            raise refusal
         path = options.file or Path(monitor.KINDS[kind]["file"])
-        return _checked(_watching(profile, kind, options.selector, path), options)
+        return _watching(profile, kind, options.selector, path)
     if options.selector is not None:
         hint = f"Use it with --to {' or '.join(monitor.KINDS)}."
         raise UsageError("--selector is of what watches servers", hint=hint)
@@ -142,15 +138,7 @@ def _plan(profile: ServingProfile, options: ApplyOptions) -> Edit:
         edit = _new(profile, path, options, limits, refusal)
     else:
         edit = _edit(profile, (path, old), options, limits, refusal)
-    return _checked(replace(edit, reasons=reasons), options)
-
-
-def _checked(edit: Edit, options: ApplyOptions) -> Edit:
-    """Return the edit, refused where --check finds that there is one."""
-    if edit.refused is not None or not options.check or edit.new == edit.old:
-        return edit
-    cure = "tuner apply without --check writes it."
-    return replace(edit, refused=GateError(f"{edit.path}: is not as the profile has it", hint=cure))
+    return replace(edit, reasons=reasons)
 
 
 def _edit(
@@ -178,7 +166,6 @@ def _edit(
         old=text,
         new=_BOM * text.startswith(_BOM) + new,
         kind=target.kind,
-        next=f"start: {KINDS[target.kind]['start']}",
         before=server.arguments,
         after=after.arguments,
         warnings=[*cautions, *beside.overruled(path, target.kind, server.name)],
@@ -211,7 +198,6 @@ def _new(
         old=None,
         new=yaml_strict.dump(config),
         kind="vllm-config",
-        next=f"start: {KINDS['vllm-config']['start']}",
         after=arguments,
         warnings=fit.cautions(profile, [] if refusal else result),
         refused=refusal,
@@ -228,9 +214,16 @@ def _watching(profile: ServingProfile, kind: str, matchers: str | None, path: Pa
         old=old,
         new=monitor.render(kind, profile, matchers=matchers),
         kind=kind,
-        next=f"next: {monitor.KINDS[kind]['next']}",
         warnings=fit.cautions(profile, []),
     )
+
+
+def _checked(edit: Edit, options: ApplyOptions) -> Edit:
+    """Return the edit, refused where --check finds that there is one."""
+    if edit.refused is not None or not options.check or edit.new == edit.old:
+        return edit
+    cure = "tuner apply without --check writes it."
+    return replace(edit, refused=GateError(f"{edit.path}: is not as the profile has it", hint=cure))
 
 
 # Show
@@ -249,18 +242,11 @@ def _summary(
         lines.append(f"  {change['argument']}: {before} -> {after}")
     lines += [f"  because {printable(reason)}" for reason in edit.reasons]
     lines += [] if copy is None else [f"backup: {printable(str(copy))}"]
-    unit = edit.path.parent if edit.path.suffix == ".conf" else edit.path  # of a drop-in
-    file = _for_shell(str(edit.path))
-    command = edit.next.replace("{file}", file).replace("{unit}", _for_shell(unit.stem))
-    return "\n".join([*lines, command, f"undo: tuner apply --rollback {file}"])
-
-
-def _for_shell(name: str) -> str:
-    """Return the word that bash takes for a name, with nothing hidden in it."""
-    if name.isprintable():
-        return shlex.quote(name)
-    in_bytes = "".join(f"\\x{byte:02x}" for byte in os.fsencode(name))
-    return f"$'{in_bytes}'"
+    of_unit = edit.path.parent if edit.path.suffix == ".conf" else edit.path  # of a drop-in
+    file, unit = shlex.quote(path), shlex.quote(printable(of_unit.stem))
+    word, kinds = ("start", KINDS) if edit.kind in KINDS else ("next", monitor.KINDS)
+    command = kinds[edit.kind][word].replace("{file}", file).replace("{unit}", unit)
+    return "\n".join([*lines, f"{word}: {command}", f"undo: tuner apply --rollback {file}"])
 
 
 def _shown(value: object) -> str:

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from tuner.commands.options import SweepOptions
 from tuner.commands.shared.next_step import after
-from tuner.commands.shared.run_folder import finish, kept, open_journal, open_run
+from tuner.commands.shared.run_folder import finish, kept, open_run
 from tuner.commands.sweep import Swept, check_decided, job_on, keep_trace, sealed, starter_of
 from tuner.engines.sim.start import SimStarter
 from tuner.engines.vllm.start import VllmStarter
@@ -18,8 +18,9 @@ from tuner.profile.summary import is_simulated
 from tuner.runs.cluster.nodes import describe_node, lines_of, named, share_of, why_not
 from tuner.runs.cluster.session import RaySession, joined
 from tuner.runs.cluster.sweeps import Kind, Part, sweep_all
+from tuner.runs.journal import Journal, opened
 from tuner.runs.result import json_object
-from tuner.system import interruption
+from tuner.system import files, interruption
 from tuner.trace.trace import load
 from tuner.views.live import Progress
 from tuner.views.profile import several_page
@@ -50,13 +51,13 @@ def run(options: SweepOptions) -> None:
         devices = {name: dict(kind.device) for name, kind in kinds.items()}
         book = open_run("sweep", options, {**first.plan, "kinds": devices})
         words, progress = book.planned.command, Progress(first.settings.budget_s)
-        books = {
-            name: open_journal(book.run_dir / name, job.plan, words, is_part=True)
-            for name, job in jobs.items()
-        }
+        books = dict[str, Journal]()
+        for name, job in jobs.items():
+            part_dir = book.run_dir / name
+            files.make_own(part_dir)  # a link there leads to somebody else's
+            books[name] = opened(part_dir, job.plan, command=words, is_part=True)
         with kept(book, *books.values()):
-            for warning in (*first.warnings, *session.cautions(), *left_out):
-                progress.warn(warning)
+            progress.warn(*first.warnings, *session.cautions(), *left_out)
             parts = dict[str, Part]()
             for name, job in jobs.items():
                 keep_trace(job, books[name])

@@ -10,8 +10,7 @@ from tuner.commands.shared.traffic import required_of
 from tuner.errors import GateError, UsageError
 from tuner.profile.evidence import twin_of
 from tuner.profile.plan import Fleet, shared_caps
-from tuner.profile.profile import ServingProfile
-from tuner.profile.profile import load as load_profile
+from tuner.profile.profile import ServingProfile, load
 from tuner.profile.summary import is_simulated, percent, with_share
 from tuner.views.page import Cell, Column, Page, Section, Table
 from tuner.views.profile import COLUMNS
@@ -24,28 +23,23 @@ SHOWN = ("attainment", "goodput_rps", "tpot_p95_s", "e2el_p99_s")
 
 def run(options: PlanOptions) -> None:
     """Ask and print. Raises GateError, ProfileError and UsageError."""
-    profile = load_profile(options.profile)
+    profile = load(options.profile)
     if options.second is not None:
-        _compare(options, profile, load_profile(options.second))
+        _compare(options, profile, load(options.second))
         return
     fleet = _fleet(options, profile)
     cap, needed, here = fleet.cap, fleet.needed, _replicas(fleet.replicas)
     choice, table = fleet.choice(fleet.caps, fleet.replicas), _table(fleet, options.price)
-    checks, load = choice.checks[cap], fleet.load / profile.provenance.replicas
+    checks, times_load = choice.checks[cap], fleet.load / profile.provenance.replicas
     required, broken = list(map(str, checks)), [str(each) for each in checks if not each.kept]
     title = with_share(fleet.samples.middle("attainment", cap), f"max_num_seqs {cap} on {here}")
     if needed is None:
         title = f"no number of replicas serves {percent(fleet.target)} within the SLO"
         title += " and keeps what is required" * bool(required)
-    of = f"{load:g} times the profile's traffic ({len(fleet.twin.traffic):,} requests)"
+    of = f"{times_load:g} times the profile's traffic ({len(fleet.twin.traffic):,} requests)"
     facts = [("load", f"{fleet.rps:,.2f} req/s, {of}")]
     if needed is not None:
         facts.append(("needs", f"{_replicas(needed)} for {percent(fleet.target)} at least"))
-    counts = {each: count or math.inf for each, count in fleet.needed_by_cap.items()}
-    cheapest = min(counts, key=lambda each: counts[each])
-    if counts[cheapest] < counts[cap]:
-        words = f"max_num_seqs {cheapest} on about {counts[cheapest]:,}: sweep a trace of this load"
-        facts.append(("cheapest", words))
     is_ready = not broken and fleet.replicas >= (needed or math.inf) and not is_simulated(profile)
     page = Page(
         subject="Plan",
@@ -59,7 +53,7 @@ def run(options: PlanOptions) -> None:
         ),
     )
     result = {
-        "load": load,
+        "load": times_load,
         "rps": fleet.rps,
         "replicas": fleet.replicas,
         "router": fleet.router,

@@ -5,10 +5,11 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
+from msgspec import convert
 from typer.core import TyperGroup
 
 from tuner.commands import options as commands
-from tuner.commands.shared.options import Options, command, filled
+from tuner.commands.shared.options import Options, command
 from tuner.commands.trace import options as trace
 from tuner.errors import UsageError
 
@@ -85,7 +86,7 @@ def parsed(words: Sequence[str]) -> Any:  # noqa: ANN401 - the options of that c
         raise UsageError(
             f"{words[0]}: {problem.format_message()}", hint="docs/cli.md says what it may be."
         ) from None
-    return filled(options_of(words[0]), values)
+    return convert(values, options_of(words[0]))
 
 
 def run(name: str, options: Options) -> None:

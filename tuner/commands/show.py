@@ -8,24 +8,18 @@ from msgspec.structs import replace
 
 from tuner.commands.options import ShowOptions
 from tuner.commands.shared.next_step import after, command
-from tuner.commands.shared.run_folder import (
-    kept_page,
-    making_sense,
-    read_run,
-)
+from tuner.commands.shared.run_folder import kept_page, making_sense, read_run
 from tuner.errors import ByHandError, RunError, TargetError, UsageError
 from tuner.profile import profile as profiles
 from tuner.profile.profile import ServingProfile
-from tuner.replay.records import Replay
 from tuner.rollout import difference, fit
 from tuner.rollout.find import Target, is_profile, read_text
 from tuner.runs.cluster.nodes import parse_prices, price_of
 from tuner.runs.journal import JOURNAL, Replayed
 from tuner.system import files
 from tuner.system.printable import printable
-from tuner.trace.trace import load as load_trace
 from tuner.views.html import GENERATOR, page_html
-from tuner.views.over_time import steps_section, traffic_section
+from tuner.views.over_time import steps_section
 from tuner.views.page import Cell, Column, Page, Section, Table
 from tuner.views.profile import profile_page, several_page
 from tuner.views.tables import content
@@ -94,20 +88,10 @@ def _run_page(run_dir: Path, *, over_time: bool) -> Page:
         )
     if not over_time:
         return page
-    sections, replays, lost = [*page.sections], list[Replay](), list[str]()
-    for event in book.of(Replayed):
-        try:
-            replays.append(book.replay(event))
-        except RunError as problem:
-            lost.append(str(problem))
-    if (path := run_dir / "trace.jsonl").exists():
-        selection = book.selection()
-        windows = selection.windows if selection else ()
-        sections.append(traffic_section(load_trace(path).requests, windows))
+    sections, replays = [*page.sections], [book.replay(event) for event in book.of(Replayed)]
     if replays:
         sections.append(steps_section(replays))
-    words = [f"{len(lost)} of its replays cannot be read back: {lost[0]}"] if lost else []
-    return replace(page, sections=sections, warnings=[*words, *page.warnings])
+    return replace(page, sections=sections)
 
 
 def _costs(options: ShowOptions) -> Page:

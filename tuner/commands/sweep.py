@@ -37,11 +37,7 @@ from tuner.profile import profile as profiles
 from tuner.profile.profile import ServingProfile
 from tuner.runs.bench import execute
 from tuner.runs.journal import Journal
-from tuner.runs.result import (
-    SweepOutcome,
-    json_object,
-    rescore,
-)
+from tuner.runs.result import SweepOutcome, json_object, rescore
 from tuner.runs.sweep.conclusion import SweepSettings, settings_in
 from tuner.runs.sweep.sweep import sweep
 from tuner.trace.record import SCHEDULE
@@ -199,8 +195,7 @@ def swept(job: Job) -> Swept:
             confirming = replace(starter, kind="serve")
         if (port := options.metrics_port) is not None:
             progress.exporter = stack.enter_context(closing(Exporter(port)))
-        for warning in job.warnings:
-            progress.warn(warning)
+        progress.warn(*job.warnings)
         keep_trace(job, book)
         stack.enter_context(progress)
         work = sweep(

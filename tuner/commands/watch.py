@@ -102,8 +102,7 @@ def _watch(watch: Watch, options: WatchOptions, for_s: float, warnings: list[str
         if options.metrics_port is not None:
             exporter = stack.enter_context(closing(Exporter(options.metrics_port)))
         progress = stack.enter_context(Progress(for_s))
-        for warning in warnings:
-            progress.warn(warning)
+        progress.warn(*warnings)
         for at_s, metrics in _readings(options.url, watch.every_s, for_s, progress):
             window = watch.add(at_s, metrics)
             if watch.restarts > watch.windows + MOST_RESTARTS:
@@ -180,17 +179,16 @@ def _page(watch: Watch, options: WatchOptions, warnings: list[str]) -> Page:
         for name, each in watch.measures.items()
     ]
     caption = "means with 95% intervals and limits: times the law, the profile's, or the cap"
-    is_fine, rate = (
-        is_simulated(watch.profile) or not watch.beyond,
-        watch.measures["rate"].mean.value,
-    )
+    is_sim, rate = is_simulated(watch.profile), watch.measures["rate"].mean.value
     words = ["plan", options.profile, f"--load={rate if rate > 0 else 1.0:.3g}"]
-    if is_fine or "slowness" in watch.beyond:
-        words = ["show", options.profile, *([] if is_fine else [options.url])]
+    if is_sim or not watch.beyond:
+        words = ["show", options.profile]
+    elif "slowness" in watch.beyond:
+        words = ["show", options.profile, options.url]
     return Page(
         subject=f"Watch of {options.url}",
         title=title,
-        aside="simulated profile" * is_simulated(watch.profile),
+        aside="simulated profile" * is_sim,
         facts=facts,
         sections=[Section("Windows", tables=[Table(COLUMNS, rows, caption)])],
         warnings=warnings,

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from tuner.system.printable import printable
-from tuner.views.page import Chart, Kind, Page, Section, Table, text
+from tuner.views.page import Chart, Kind, Page, Section, Table
 
 GENERATOR = b'<meta name="generator" content="tuner show"/>'
 """In the head of every page: only a page may be overwritten by a page."""
@@ -130,13 +130,11 @@ def figure(chart: Chart) -> str:
     if chart.by_cap:
         caps = sorted({*chart.x, *(mark.at for mark in chart.marks)})
         x = Scale(caps or [1.0], left, RIGHT, is_log=True)
-    known = [value for value in chart.y if value is not None]
-    words = " to ".join(text(chart.kind, end(known)) for end in (min, max) if known)
-    label = escaped(f"{chart.title}: from {words or 'nothing'}")
+    title = escaped(chart.title)
     parts = [*_grid(chart, x, y), *_marks(chart, x, y), *_line(chart, x, y)]
     return (
-        f"<figure><figcaption>{escaped(chart.title)}</figcaption>"
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{label}">{"".join(parts)}'
+        f"<figure><figcaption>{title}</figcaption>"
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{title}">{"".join(parts)}'
         "</svg></figure>"
     )
 
@@ -207,9 +205,7 @@ def _line(chart: Chart, x: Scale, y: Scale) -> Iterator[str]:
     yield f'<path class="line" d="{_path(x.at(at), y.at(values))}"/>'
     for cap, value in zip(chart.x, chart.y, strict=True) if chart.by_cap else ():
         if value is not None:
-            place = f'cx="{x.at(cap):.1f}" cy="{y.at(value):.1f}" r="3"'
-            hint = f"{cap:g}: {text(chart.kind, value)}"
-            yield f'<circle class="dot" {place}><title>{hint}</title></circle>'
+            yield f'<circle class="dot" cx="{x.at(cap):.1f}" cy="{y.at(value):.1f}" r="3"/>'
 
 
 def _path(x: NDArray[np.float64], y: NDArray[np.float64]) -> str:

@@ -60,8 +60,9 @@ class Progress:
         line = Text(f"{clock}{self.prefix}{printable(text)}")
         self.console.print(line, soft_wrap=not self.console.is_terminal)
 
-    def warn(self, text: str) -> None:
-        self.say(f"Warning: {text}")
+    def warn(self, *texts: str) -> None:
+        for text in texts:
+            self.say(f"Warning: {text}")
 
     def stage(self, text: str) -> None:
         self.say(text)

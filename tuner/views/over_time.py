@@ -1,4 +1,4 @@
-"""What a run did over time, and the traffic that it was tuned for. Pure."""
+"""What a run did over time. Pure."""
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
@@ -7,8 +7,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tuner.replay.records import Replay
-from tuner.trace.trace import TraceRequest
-from tuner.traffic.window import Window
 from tuner.views.page import Chart, Kind, Mark, Section
 
 Floats = NDArray[np.float64]
@@ -56,7 +54,7 @@ def _lines(
         yield f"Requests {name}", "count", at_s, log[name].astype(float)
     if blocks := max(replay.kv_blocks for replay in replays):
         yield "KV cache in use", "share", at_s, log["kv_blocks_used"] / blocks
-    tokens = per_second(at_s + log["duration_s"], log["decode_seqs"], total_s)
+    tokens = _per_second(at_s + log["duration_s"], log["decode_seqs"], total_s)
     yield "Output tokens a second", "count", *tokens
     device, begin_s = stacked("device")
     seconds = [np.arange(1.0, len(replay.device) + 1) for replay in replays]
@@ -80,32 +78,9 @@ def thinned(x: Floats, y: Floats, most: int) -> tuple[Floats, Floats]:
     return np.repeat(x[begins], 2), np.stack(ends, axis=1).ravel()
 
 
-def per_second(
-    at_s: Floats, amount: NDArray[np.number] | None, end_s: float
-) -> tuple[Floats, Floats]:
+def _per_second(at_s: Floats, amount: Floats, end_s: float) -> tuple[Floats, Floats]:
     """Return how much happens per second, in bins of a second or more from 0 on."""
     width_s = max(1.0, end_s / BINS)
     edges = np.arange(0.0, end_s + width_s, width_s)
     count = np.histogram(at_s, edges, weights=amount)[0]
     return (edges[:-1] + edges[1:]) / 2, count / width_s
-
-
-def traffic_section(requests: Sequence[TraceRequest], windows: Sequence[Window]) -> Section:
-    """Return what arrived over time and how long it was, with the windows that were replayed. At
-    least one request."""
-    at_s, prompts, outputs = np.array(
-        [(each.arrival_s, each.input_length, each.output_length) for each in requests], float
-    ).T
-    length_s = at_s[-1] - at_s[0]
-    marks = [Mark(each.start_s - at_s[0], "replayed", is_accent=True) for each in windows]
-    charts = [
-        _chart(title, "count", *per_second(at_s - at_s[0], amount, length_s), marks)
-        for title, amount in (("Requests a second", None), ("Output tokens a second", outputs))
-    ]
-    lengths = (
-        f"{name} of {np.mean(tokens):,.0f} tokens on average, {np.quantile(tokens, 0.95):,.0f} at "
-        f"p95, {np.max(tokens):,.0f} at most"
-        for name, tokens in (("prompts", prompts), ("outputs", outputs))
-    )
-    note = f"{len(requests):,} requests in {length_s:,.0f} s: {'; '.join(lengths)}."
-    return Section("Traffic", note, charts)

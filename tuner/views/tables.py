@@ -26,7 +26,7 @@ def content(table: Table, suffix: str) -> bytes:
         for row in rows:  # no cell of a stranger's run is a formula
             writer.writerow([in_a_cell(c) if isinstance(c, str) else c for c in row])
         return lines.getvalue().encode()
-    records = [dict(zip(names, row, strict=True)) for row in rows]
+    records = Table(table.columns, rows).records()
     if suffix == ".json":
         return msgspec.json.encode(records) + b"\n"
     import pyarrow as pa  # noqa: PLC0415 - slow to load

@@ -39,12 +39,11 @@ class TraceReport:
 def trace_json(report: TraceReport) -> dict[str, Any]:
     """Return the object that ``tuner trace show --json`` prints."""
     traffic, header, busiest = report.traffic, report.trace.header, report.busiest
-    same = (
-        *("requests", "duration_s", "arrival_rate_rps", "interarrival_cv", "tick_ms"),
-        *("prefix_share", "same_time_share", "littles_mean"),
-    )
-    result: dict[str, Any] = {
-        **{name: getattr(traffic, name) for name in same},
+    numbers = asdict(traffic)
+    del numbers["served"], numbers["band"]  # of them the concurrency
+    result = {
+        "in_flight": numbers.pop("recorded"),
+        **numbers,
         "rows_read": header.rows_read,
         "dropped": header.dropped,
         "input_tokens": traffic.input_tokens and _spread(traffic.input_tokens),
@@ -53,8 +52,6 @@ def trace_json(report: TraceReport) -> dict[str, Any]:
         "warnings": report.warnings,
         "dispersion": {f"{bin_s:g}": value for bin_s, value in traffic.dispersion.items()},
         "peak_arrivals": {f"{span_s:g}": count for span_s, count in traffic.peak_arrivals.items()},
-        "in_flight": traffic.recorded and asdict(traffic.recorded),
-        "running": traffic.running and asdict(traffic.running),
         "window": report.part and asdict(report.part),
     }
     if busiest is not None:

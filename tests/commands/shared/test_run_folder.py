@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tuner.commands.options import SweepOptions
-from tuner.commands.shared.run_folder import kept, open_journal, open_run
+from tuner.commands.shared.run_folder import kept, open_run
 from tuner.errors import EngineError, Interrupted, TunerError, UsageError
 from tuner.runs import journal
 from tuner.runs.journal import Probed
@@ -42,7 +42,7 @@ def test_a_run_that_is_refused_leaves_no_folder_to_resume(
     run_dir = book.run_dir
     (run_dir / "trace.jsonl").write_text("{}")
     (run_dir / "study.log").write_text("")
-    parts = [open_journal(run_dir / name, {}, ["sweep"], is_part=True) for name in ("a", "b")]
+    parts = [journal.opened(run_dir / name, {}, is_part=True) for name in ("a", "b")]
     refused(book, *parts, error=TOO_SMALL)
     assert not run_dir.exists()
 
@@ -55,7 +55,7 @@ def test_a_folder_that_others_use_stays_when_its_run_is_refused(tmp_path: Path) 
 
 def test_a_run_that_has_measured_something_stays_whatever_ends_it(tmp_path: Path) -> None:
     book = opened(tmp_path / "run")
-    part = open_journal(tmp_path / "run" / "day", {}, ["sweep"], is_part=True)
+    part = journal.opened(tmp_path / "run" / "day", {}, is_part=True)
     part.add(Probed(purpose="ladder", results=()))
     refused(book, part, error=TOO_SMALL)
     assert (tmp_path / "run" / "journal.jsonl").exists()

@@ -4,12 +4,12 @@ import importlib
 import inspect
 import re
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from importlib.resources import files
 from typing import Annotated, Any, get_args, get_origin
 
 import typer
-from msgspec import NODEFAULT, Struct, structs, to_builtins
+from msgspec import NODEFAULT, Struct, convert, structs, to_builtins
 from typer.models import ParameterInfo
 
 from tuner.errors import UsageError
@@ -53,8 +53,7 @@ def command(options: type[Options], module: str, function: str = "run") -> Calla
                 flag = (infos[name].param_decls or [name])[-1]
                 hint = f"Give {flag} a value (is a variable not set?), or drop it."
                 raise UsageError(f"{flag} is empty", hint=hint)
-        run = getattr(importlib.import_module(module), function)
-        run(filled(options, given))
+        getattr(importlib.import_module(module), function)(convert(given, options))
 
     infos, parameters = described(options), []
     for field in structs.fields(options):
@@ -72,12 +71,6 @@ def command(options: type[Options], module: str, function: str = "run") -> Calla
     called.__doc__ = re.sub(r"(?<!\n)\n(?!\n)", " ", inspect.cleandoc(options.__doc__ or ""))
     called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return called
-
-
-def filled(options: type[Options], values: Mapping[str, Any]) -> Any:  # noqa: ANN401 - an instance
-    """Return the options with what typer's parser has for them: several values are a tuple."""
-    known = {field.name: get_origin(field.type) is tuple for field in structs.fields(options)}
-    return options(**{k: tuple(v) if known[k] else v for k, v in values.items()})
 
 
 def as_typed(options: Options) -> list[str]:

@@ -3,7 +3,7 @@
 import asyncio
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -45,16 +45,7 @@ def open_run(command: str, options: Any, plan: Mapping[str, Any]) -> journal.Jou
     elif is_begun(run_dir):
         check_command(journal.read(run_dir), command)
         sys.stderr.write(f"{printable(str(run_dir))}: continues where it ended\n")
-    return open_journal(run_dir, plan, words)
-
-
-def open_journal(
-    run_dir: Path, plan: Mapping[str, Any], words: Sequence[str], *, is_part: bool = False
-) -> journal.Journal:
-    """Open a journal that is there, or a new one. Raises RunError."""
-    if is_part:
-        files.make_own(run_dir)
-    return journal.opened(run_dir, plan, command=words, is_part=is_part)
+    return journal.opened(run_dir, plan, command=words)
 
 
 def is_begun(run_dir: Path) -> bool:
