@@ -60,8 +60,8 @@ def run(options: ApplyOptions) -> None:
     try:
         edit = _checked(_plan(profile, options), options)
     except ByHandError as problem:
-        flags = " ".join(fit.to_paste(profile))
-        raise ByHandError(str(problem), hint=f"{problem.hint} {flags}") from None
+        problem.hint += f" {' '.join(fit.to_paste(profile))}"
+        raise
     warnings, copy = list(edit.warnings), None
     is_dry_run = options.dry_run or edit.refused is not None
     if not is_dry_run and edit.new != edit.old:

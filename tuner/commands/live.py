@@ -33,7 +33,7 @@ def run(options: LiveOptions) -> None:
             servers[path] = control.ask(path, cap, reason)
         except TunerError as problem:
             done = ", ".join(map(str, sockets[:number])) or "none"
-            problem.hint = f"{problem.hint} Then run it again; set already: {done}."
+            problem.hint += f" Then run it again; set already: {done}."
             raise
     for warning in warnings:
         sys.stderr.write(f"Warning: {printable(warning)}\n")

@@ -149,7 +149,7 @@ def _from_file(profile: ServingProfile, path: Path) -> list[difference.Differenc
     try:
         server = target.server()
     except ByHandError as problem:
-        problem.hint = f"{problem.hint} {' '.join(fit.to_paste(profile))}"
+        problem.hint += f" {' '.join(fit.to_paste(profile))}"
         raise
     return difference.of_deployment(profile, target.deployment(server))
 

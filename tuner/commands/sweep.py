@@ -9,15 +9,16 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 from msgspec import structs
 
-from tuner.commands import forecast
 from tuner.commands.options import ShowOptions, SweepOptions
 from tuner.commands.shared.machine import simulated
 from tuner.commands.shared.next_step import after, again, check_required
 from tuner.commands.shared.options import in_plan, times
 from tuner.commands.shared.run_folder import (
     check_command,
+    finish,
     keep_result,
     kept,
     making_sense,
@@ -35,15 +36,17 @@ from tuner.errors import RunError, UndecidedError, UsageError
 from tuner.live.prometheus import Exporter
 from tuner.profile import profile as profiles
 from tuner.profile.profile import ServingProfile
+from tuner.profile.summary import minutes
 from tuner.runs.bench import execute
 from tuner.runs.journal import Journal
 from tuner.runs.result import SweepOutcome, json_object, rescore
-from tuner.runs.sweep.conclusion import SweepSettings, settings_in
-from tuner.runs.sweep.sweep import sweep
+from tuner.runs.sweep.conclusion import SweepSettings, doubling, settings_in
+from tuner.runs.sweep.sweep import STEPS, sweep
 from tuner.trace.record import SCHEDULE
 from tuner.trace.trace import Trace, TraceRequest, load, write
 from tuner.traffic.slo import parse_slo
 from tuner.traffic.window import choose_part, parse_duration_s, parse_window
+from tuner.traffic.workload import affordable_step_s
 from tuner.twin.verdict import Verdict
 from tuner.views.live import Progress
 from tuner.views.page import Page
@@ -89,9 +92,55 @@ def run(options: SweepOptions) -> None:
         return
     job = prepared(options)
     if options.dry_run:
-        forecast.show(job, again("sweep", options, dry_run=False))
+        _show_plan(job, again("sweep", options, dry_run=False))
     else:
         _conclude(swept(job), options, options.output)
+
+
+def _show_plan(job: Job, command: str) -> None:
+    """Print what a sweep would run. Raises UsageError for a budget that is too small for any."""
+    ceiling, starter = job.options.ceiling, job.starter
+    settings, warnings = job.settings, list(job.warnings)
+    if isinstance(starter, VllmStarter):  # which only vLLM resolves
+        arguments = {**starter.given, "max_num_seqs": ceiling}
+    else:
+        arguments = {**starter.resolve(max_num_seqs=ceiling)}
+    lengths = np.array([(each.input_length, each.output_length) for each in job.requests])
+    prompt, output = lengths.mean(0)
+    length_s = job.requests[-1].arrival_s - job.requests[0].arrival_s
+    step_s = affordable_step_s(
+        settings.step_s, steps=STEPS, budget_s=settings.budget_s, starts_s=0.0
+    )
+    facts = {
+        "trace": f"{len(lengths):,} requests in {minutes(length_s)}, on average {prompt:,.0f} "
+        f"tokens in and {output:,.0f} out",
+        "steps": f"max_num_seqs {', '.join(map(str, doubling(settings.ceiling)))} for "
+        f"{minutes(step_s)} each, then the choice on a fresh engine",
+        "time": f"at most {minutes(settings.budget_s)}, with two engine starts",
+        "engine": ", ".join(f"{key}={value}" for key, value in arguments.items()),
+        "memory": "how many KV blocks there are is known once the engine has started",
+    }
+    result: dict[str, Any] = {"dry_run": True, "engine_arguments": arguments, "next": command}
+    blocks, size = arguments.get("num_gpu_blocks_override"), arguments.get("block_size")
+    if isinstance(blocks, int) and isinstance(size, int):
+        taken = np.ceil(lengths.sum(1) / size)
+        fits, longest_fit = int(blocks / taken.mean()), int(blocks // taken.max())
+        result |= {"kv_blocks": blocks, "mean_fit": fits, "longest_fit": longest_fit}
+        facts["memory"] = (
+            f"{blocks:,} KV blocks of {size} tokens: {fits:,} sequences of this trace's mean "
+            f"length, {longest_fit:,} of the longest"
+        )
+        if fits < ceiling:
+            warnings.insert(
+                0,
+                f"max_num_seqs {ceiling} is more than the {fits:,} sequences that fit into memory: "
+                "the largest steps will wait for KV blocks or preempt",
+            )
+    title = "Dry run: nothing was started"
+    page = Page(
+        subject=title, title=title, facts=list(facts.items()), warnings=warnings, next=command
+    )
+    finish(job.options, {**result, "facts": facts, "warnings": warnings}, page)
 
 
 def prepared(options: SweepOptions) -> Job:

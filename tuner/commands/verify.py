@@ -172,18 +172,16 @@ def _page(
 
 def _in_words(gate: Gate) -> str:
     """Return a gate that was not kept, in words."""
-    share = "share that " if gate.name == "attainment" else ""
-    words = f"{share}{_named(gate)} was {_shown(gate, gate.measured)}"
+    is_share = gate.name == "attainment"
+    words = f"{'share that ' * is_share}{_named(gate)} was {_shown(gate, gate.measured)}"
     if not gate.is_promise:
         return f"{words}, {gate.limit_is}"
-    bound = "at least" if gate.name == "attainment" else "at most"
-    limit = f"{bound} {_shown(gate, gate.limit)}"
+    limit = f"{'at least' if is_share else 'at most'} {_shown(gate, gate.limit)}"
     return f"{words}, promised {_shown(gate, gate.promised)} ({limit})"
 
 
 def _named(gate: Gate) -> str:
-    is_share = gate.name == "attainment"
-    return "met the SLO" if is_share else gate.name.removesuffix("_ms")
+    return "met the SLO" if gate.name == "attainment" else gate.name.removesuffix("_ms")
 
 
 def _shown(gate: Gate, value: float) -> str:

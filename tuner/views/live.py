@@ -2,7 +2,6 @@
 
 import copy
 import math
-import os
 import time
 from typing import TYPE_CHECKING, Self
 
@@ -40,8 +39,7 @@ class Progress:
         )
 
     def __enter__(self) -> Self:
-        is_plain = self.console.is_dumb_terminal or any(map(os.environ.get, ("CI", "NO_COLOR")))
-        if self.console.is_terminal and not is_plain:
+        if self.console.is_terminal and not self.console.is_dumb_terminal:
             self._last.start()
         return self
 
@@ -82,9 +80,6 @@ class Progress:
                 f"{self._what}: {elapsed_s:.0f} of {self._length_s:.0f} s, {decoding} decoding, "
                 f"{in_flight - decoding} before a first token"
             )
-
-    def believed(self, best: int, agreeing: int, draws: int) -> None:
-        self.show(f"max_num_seqs {best} is best in {agreeing} of {draws} draws")
 
     def measured(self, what: str, numbers: Measurement) -> None:
         """Print what a replay gave."""

@@ -56,9 +56,6 @@ def _lines(
         yield "KV cache in use", "share", at_s, log["kv_blocks_used"] / blocks
     tokens = _per_second(at_s + log["duration_s"], log["decode_seqs"], total_s)
     yield "Output tokens a second", "count", *tokens
-    device, begin_s = stacked("device")
-    seconds = [np.arange(1.0, len(replay.device) + 1) for replay in replays]
-    yield "Device busy", "share", begin_s + np.concatenate(seconds), device["utilisation"]
 
 
 def _chart(title: str, kind: Kind, at_s: Floats, values: Floats, marks: list[Mark]) -> Chart:

@@ -67,7 +67,6 @@ class Notes:
         self.lines.append(f"{what} {length_s:.0f}")
 
     def live(self, *_: object) -> None: ...
-    def believed(self, best: int, agreeing: int, draws: int) -> None: ...
 
     def measured(self, what: str, measurement: Measurement) -> None:
         self.lines.append(f"{what} {measurement.attainment:.2f}")

@@ -5,7 +5,6 @@ from pathlib import Path
 
 from tuner.errors import TraceError
 from tuner.profile.profile import ServingProfile
-from tuner.trace.columns import columns_of
 from tuner.trace.trace import Trace, TraceRequest
 from tuner.traffic.description import describe, trace_warnings
 from tuner.traffic.load import Router, busiest_part, route
@@ -33,8 +32,8 @@ def one_engines(
 
 def warnings_about(trace: Trace) -> list[str]:
     """Return the warnings about a trace, a sentence each."""
-    columns = columns_of(trace.requests, block_size=trace.header.block_size)
-    return [*trace.warnings, *trace_warnings(columns, describe(columns), trace.header)]
+    traffic = describe(trace.columns)
+    return [*trace.warnings, *trace_warnings(trace.columns, traffic, trace.header)]
 
 
 def required_of(

@@ -253,9 +253,6 @@ class Sweep:
             step = next_trial(self.journal.made(), curve, ceiling=ceiling)
             has_time = not curve or self.paid_s() >= 2 * step_s
         else:
-            if view is not None:
-                choice, draws = view.choice, len(view.choice.samples.values)
-                self.bench.watcher.believed(choice.best, round(choice.confidence * draws), draws)
             steps = self.steps_left()
             step = next_for_twin(journal.made(), view, ceiling=ceiling, steps_left=steps)
             has_time = view is None or self.paid_s() >= step_s
