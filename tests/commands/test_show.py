@@ -111,13 +111,14 @@ def test_a_run_that_has_not_ended_is_shown_as_far_as_it_came(
     assert "this run has not ended" not in page_of(begun, name).text
 
 
-def test_what_cannot_be_read_back_is_named_and_the_rest_is_shown(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_a_replay_that_cannot_be_read_back_is_named(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder / "swept", tmp_path / "run")
     (tmp_path / "run" / "replays" / "001.npz").write_bytes(b"no array")
-    text = page_of(tmp_path, "run").text
-    assert "1 of its replays cannot be read back: run/replays/001.npz" in text
+    done = tuner(tmp_path, "show", "run", "-o", "page.html")
+    assert done.returncode == 3
+    assert "run/replays/001.npz: cannot be read back" in done.stderr
+    assert not (tmp_path / "page.html").exists()
+    assert tuner(tmp_path, "show", "run").returncode == 0
 
 
 # Tables

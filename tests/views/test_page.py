@@ -12,7 +12,7 @@ from tuner.views.text import print_page
 
 HOSTILE = "<script>alert(1)</script>]]>\x1b[31m\u202eevil\" onload='x'&lt;[bold]\\"
 TABLE = Table([Column(HOSTILE, HOSTILE), Column("n", "n", "count")], [[HOSTILE, HOSTILE]], HOSTILE)
-CHART = Chart(HOSTILE, [1.0], [2.0], marks=[Mark(1.0, HOSTILE)], x_label=HOSTILE)
+CHART = Chart(HOSTILE, [1.0], [2.0], marks=[Mark(1.0, HOSTILE)])
 PAGE = Page(
     subject=HOSTILE,
     title=HOSTILE,
@@ -65,7 +65,7 @@ def test_all_times_of_a_column_have_one_unit() -> None:
 def test_a_thinned_line_keeps_its_peaks() -> None:
     x, y = np.linspace(0.0, 99_999.0, 100_000), np.zeros(100_000)
     y[54_321], y[77_777], y[5] = 9.0, -9.0, np.nan
-    few_x, few_y = thinned(x, y, 2000)
+    few_x, few_y = thinned(x, y)
     assert len(few_x) <= 2000
     assert (few_y.max(), few_y.min()) == (9.0, -9.0)
     assert few_x[np.argmax(few_y)] == pytest.approx(54_321, abs=100)

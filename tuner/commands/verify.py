@@ -145,7 +145,8 @@ def _page(
         title = with_share(next(shares, 1.0), title)
     is_sim = is_simulated(profile)
     numbers = (Column(name, name, "number") for name in ("promised", "measured", "limit"))
-    columns = [Column("gate", "gate"), *numbers, Column("result", "result")]
+    words = (Column("result", "result"), Column("limit_is", "limit is"))
+    columns = [Column("gate", "gate"), *numbers, *words]
     rows: list[list[Cell]] = [
         [
             _named(gate),
@@ -162,9 +163,7 @@ def _page(
         title=title,
         aside="simulated, " * is_sim + aside,
         facts=[("took", engine_time(verified.engine_s, simulated=is_sim))],
-        sections=[
-            Section("Gates", tables=[Table([*columns, Column("limit_is", "limit is")], rows)])
-        ],
+        sections=[Section("Gates", tables=[Table(columns, rows)])],
         run_dir=run_dir,
         next=_next(options, profile, verified),
     )

@@ -179,7 +179,8 @@ def _grid(chart: Chart, x: Scale, y: Scale) -> Iterator[str]:
     shown = x.ticks[:: -max(1, math.ceil(len(x.ticks) / MOST_CAPS))]
     for value, at in zip(shown, x.at(shown), strict=True):
         yield _text(f"{value:,.6g}", at, FOOT + 14, "tick")
-    yield _text(chart.x_label, (x.begin + x.end) / 2, HEIGHT - 4, "tick")
+    label = "max_num_seqs" if chart.by_cap else "seconds"
+    yield _text(label, (x.begin + x.end) / 2, HEIGHT - 4, "tick")
 
 
 def _marks(chart: Chart, x: Scale, y: Scale) -> Iterator[str]:

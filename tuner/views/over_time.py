@@ -28,7 +28,10 @@ def steps_section(replays: Sequence[Replay]) -> Section:
         first, *_ = step = [*places]
         has_room = elapsed_s[step].sum() > LABELED * elapsed_s.sum()
         marks.append(Mark(begins_s[first], str(cap) if has_room else ""))
-    charts = [_chart(*line, marks) for line in _lines(replays, begins_s, elapsed_s.sum())]
+    charts = []
+    for title, kind, at_s, values in _lines(replays, begins_s, elapsed_s.sum()):
+        x, y = (each.round(4).tolist() for each in thinned(at_s, values))
+        charts.append(Chart(title, x, y, kind, marks=marks))
     note = "In flight: between arrival and last token. Running and waiting: in the scheduler. "
     return Section("Steps over time", f"{note}Each line across is a step's max_num_seqs.", charts)
 
@@ -54,30 +57,19 @@ def _lines(
         yield f"Requests {name}", "count", at_s, log[name].astype(float)
     if blocks := max(replay.kv_blocks for replay in replays):
         yield "KV cache in use", "share", at_s, log["kv_blocks_used"] / blocks
-    tokens = _per_second(at_s + log["duration_s"], log["decode_seqs"], total_s)
-    yield "Output tokens a second", "count", *tokens
+    width_s = max(1.0, total_s / BINS)
+    edges = np.arange(0.0, total_s + width_s, width_s)
+    tokens = np.histogram(at_s + log["duration_s"], edges, weights=log["decode_seqs"])[0]
+    yield "Output tokens a second", "count", (edges[:-1] + edges[1:]) / 2, tokens / width_s
 
 
-def _chart(title: str, kind: Kind, at_s: Floats, values: Floats, marks: list[Mark]) -> Chart:
-    x, y = (each.round(4).tolist() for each in thinned(at_s, values, MOST_POINTS))
-    return Chart(title, x, y, kind, x_label="seconds", marks=marks)
-
-
-def thinned(x: Floats, y: Floats, most: int) -> tuple[Floats, Floats]:
-    """Return at most ``most`` points of a line: of each of equal stretches the lowest and the
+def thinned(x: Floats, y: Floats) -> tuple[Floats, Floats]:
+    """Return at most MOST_POINTS points of a line: of each of equal stretches the lowest and the
     highest, which are all that can be seen of it."""
     known = np.isfinite(x) & np.isfinite(y)
     x, y = x[known], y[known]
-    if len(x) <= most:
+    if len(x) <= MOST_POINTS:
         return x, y
-    begins = np.linspace(0, len(x), most // 2, endpoint=False).astype(int)
+    begins = np.linspace(0, len(x), MOST_POINTS // 2, endpoint=False).astype(int)
     ends = [reduce.reduceat(y, begins) for reduce in (np.minimum, np.maximum)]
     return np.repeat(x[begins], 2), np.stack(ends, axis=1).ravel()
-
-
-def _per_second(at_s: Floats, amount: Floats, end_s: float) -> tuple[Floats, Floats]:
-    """Return how much happens per second, in bins of a second or more from 0 on."""
-    width_s = max(1.0, end_s / BINS)
-    edges = np.arange(0.0, end_s + width_s, width_s)
-    count = np.histogram(at_s, edges, weights=amount)[0]
-    return (edges[:-1] + edges[1:]) / 2, count / width_s

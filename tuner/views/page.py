@@ -77,7 +77,6 @@ class Chart(Struct, frozen=True):
     low: list[float | None] = field(default_factory=list)
     high: list[float | None] = field(default_factory=list)
     """The ends of an interval for each y, a band behind the line."""
-    x_label: str = ""
     by_cap: bool = False
     """Whether x is a ``max_num_seqs``: logarithmic, with a tick and a dot at each."""
     marks: list[Mark] = field(default_factory=list)

@@ -71,8 +71,8 @@ def several_page(
     for name, profile in profiles.items():
         numbers, decision = promised(profile), profile.decision
         rate, device = numbers.output_tokens_per_s * numbers.attainment, profile.provenance.device
-        about = (name, str(device.get("name")), decision.verdict, decision.max_num_seqs)
-        rows.append([*about, numbers.attainment, rate])
+        rows.append([name, str(device.get("name")), decision.verdict, decision.max_num_seqs])
+        rows[-1] += [numbers.attainment, rate]
         rank = -numbers.attainment
         if prices:
             gpus = gpus_of({k: v for k, v in profile.engine.items() if isinstance(v, int)})
@@ -181,7 +181,6 @@ def _chart(profile: ServingProfile, name: str) -> Chart:
         COLUMNS[name].kind,
         low=[low for low, _ in ends],
         high=[high for _, high in ends],
-        x_label="max_num_seqs",
         by_cap=True,
         marks=marks,
         limit=limits.get(name),
