@@ -119,9 +119,10 @@ def test_every_approach_meets_every_load_in_every_block(
                 book.add(Failed(**tried, why="it died"))
             else:
                 book.add_replay(replay_of([]), Tried(**tried))
+        bench = Bench(book, Notes(), None, block_size=16)
         comparison = Comparison(
-            requests, 16, approaches, levels, 1e9, profile(),
-            base=SimStarter(World()), of_tuned=SimStarter(World()), journal=book,
+            requests, approaches, levels, 1e9, profile(),
+            base=SimStarter(World()), of_tuned=SimStarter(World()), bench=bench,
         )  # fmt: skip
         counts = {(25, block): 10 for block in range(3)}
         comparison.workload = Workload(requests, windows, None, 16, counts)

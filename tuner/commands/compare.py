@@ -15,6 +15,7 @@ from tuner.engines.vllm.start import VllmStarter
 from tuner.errors import EngineError, TraceError, UsageError
 from tuner.profile.profile import ServingProfile
 from tuner.profile.profile import load as load_profile
+from tuner.runs.bench import Bench
 from tuner.runs.compare.compare import Comparison
 from tuner.runs.compare.ways import LEVELS, UNTUNED, chosen, names_in
 from tuner.trace.trace import Trace, load
@@ -57,19 +58,12 @@ def run(options: CompareOptions) -> None:
         for starter in (base, of_tuned):
             if isinstance(starter, VllmStarter):
                 starter.log = book.run_dir / "vllm.log"
+        bench = Bench(book, progress, machine.read, block_size=trace.header.block_size)
         comparison = Comparison(
-            requests,
-            trace.header.block_size,
-            approaches,
-            levels,
-            budget_s,
-            profile,
-            base,
-            of_tuned,
-            journal=book,
+            requests, approaches, levels, budget_s, profile, base, of_tuned, bench
         )
         with progress:
-            comparison.run(options.profile, progress, machine.read)
+            comparison.run(options.profile)
         warnings = [*_doubts(options, machine, comparison), *comparison.warnings()]
         _conclude(options, comparison, [*warnings, *trace.warnings])
 

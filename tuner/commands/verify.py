@@ -22,6 +22,7 @@ from tuner.profile.profile import ServingProfile, keep
 from tuner.profile.profile import load as load_profile
 from tuner.profile.served_models import model_mismatch
 from tuner.profile.summary import engine_time, is_simulated, percent, with_share
+from tuner.runs.bench import Bench
 from tuner.runs.verify import Gate, Verification, Verified, verify
 from tuner.system import http
 from tuner.trace.trace import load
@@ -79,7 +80,8 @@ def run(options: VerifyOptions) -> None:
     run_dir = str(book.run_dir)
     with kept(book):
         with Progress() as progress:
-            verified = verify(requests, starter, question, book, progress, read)
+            bench = Bench(book, progress, read, block_size=trace.header.block_size)
+            verified = verify(requests, starter, question, bench)
         keep(profile, book.run_dir)
         result = {
             "kept": all(gate.kept for gate in verified.gates),

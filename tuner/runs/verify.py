@@ -17,9 +17,9 @@ from tuner.replay.numbers import Measurement
 from tuner.replay.numbers import measure as numbers_of
 from tuner.replay.records import Replay
 from tuner.replay.replay import CutRule
-from tuner.replay.soundness import Read, crowded
-from tuner.runs.bench import Bench, Build, Trial, Watcher, execute, fitting, measure
-from tuner.runs.journal import Journal, Tried
+from tuner.replay.soundness import crowded
+from tuner.runs.bench import Bench, Build, Trial, execute, fitting, measure
+from tuner.runs.journal import Tried
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.constants import ATTAINMENT_TOLERANCE, SLACK_S
 from tuner.traffic.requirements import KV, TIMES, Requirement
@@ -102,20 +102,15 @@ class Verified(NamedTuple):
     looks broken may be kept."""
 
 
-def verify(  # noqa: PLR0913, PLR0917 - what is compared with what, and who watches
-    requests: Sequence[TraceRequest],
-    starter: Starter,
-    question: Verification,
-    journal: Journal,
-    watcher: Watcher,
-    read: Read | None,
+def verify(
+    requests: Sequence[TraceRequest], starter: Starter, question: Verification, bench: Bench
 ) -> Verified:
     """Start the engine, replay what the journal does not hold yet, and return the gates.
 
     A broken promise is measured once more, and both replays count, unless ``question`` forbids.
     Raises EngineError; TraceError when nothing can be replayed.
     """
-    bench = Bench(journal, watcher, read, block_size=question.trace_block_size)
+    journal, watcher = bench.journal, bench.watcher
 
     async def work() -> Trial:
         trial = question.trial(requests, starter)

@@ -17,8 +17,7 @@ from tuner.errors import UsageError
 from tuner.profile.evidence import twin_of
 from tuner.profile.profile import ServingProfile
 from tuner.replay.replay import CutRule
-from tuner.replay.soundness import Read
-from tuner.runs.bench import Bench, Build, Trial, Watcher, execute, fitting, measure
+from tuner.runs.bench import Bench, Build, Trial, execute, fitting, measure
 from tuner.runs.compare.table import ComparisonTable, block_of, table_of
 from tuner.runs.compare.ways import (
     LEVELS,
@@ -53,10 +52,9 @@ WINDOWS = 1 + RUN_IN_SHARE + DRAIN_SHARE
 
 @dataclass(slots=True)
 class Comparison:
-    """What is compared, and its journal."""
+    """What is compared, and the bench that measures it."""
 
     requests: Sequence[TraceRequest]
-    block_size: int
     approaches: Sequence[Approach]
     levels: Sequence[str]
     budget_s: float
@@ -65,16 +63,20 @@ class Comparison:
     of_tuned: Starter
     """With every argument of the profile."""
 
-    journal: Journal
+    bench: Bench
     workload: Workload = field(init=False)
     left_out: Sequence[str] = ()
     """Which requests were left out."""
 
     @property
+    def journal(self) -> Journal:
+        return self.bench.journal
+
+    @property
     def tuned(self) -> int:
         return self.profile.decision.max_num_seqs
 
-    def run(self, source: Path, watcher: Watcher, read: Read | None) -> None:
+    def run(self, source: Path) -> None:
         """Measure all that the journal does not hold yet. ``source``: where the profile lies.
 
         Raises RunError, ProfileError for a twin that is missing or makes no sense, and UsageError
@@ -93,14 +95,13 @@ class Comparison:
             first = Window(part.start_s + run_in_s, length_s, run_in_s)
             choice = Selection(part, spread_windows(kept, part, first, REPEATS), step_s)
             self.journal.add(choice)
-        self.workload = Workload(kept, choice.windows, twin, self.block_size)
-        bench = Bench(self.journal, watcher, read, block_size=self.block_size)
+        self.workload = Workload(kept, choice.windows, twin, self.bench.block_size)
 
         async def work() -> None:
             try:
-                await measure(self.next_trial, bench, most_failures=math.inf)
+                await measure(self.next_trial, self.bench, most_failures=math.inf)
             finally:
-                await bench.stop()
+                await self.bench.stop()
 
         execute(work(), self.base, self.journal)
 
