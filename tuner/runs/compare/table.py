@@ -108,14 +108,12 @@ def table_of(
     for trial in journal.made():
         if trial.load == load:
             blocks[trial.approach][block_of(trial)] = journal.replay(trial)
-    numbers = {name: numbers_of([*own.values()], slo) for name, own in blocks.items() if own}
     rows = []
     for each in approaches:
-        own, seen = blocks[each.name], numbers.get(each.name)
-        notes = list[str]()
-        if seen is not None:
-            alone = numbers.get("worker") if each.workers > 1 else None
-            notes = notes_on(seen, [*own.values()], alone)
+        own = blocks[each.name]
+        replays = [*own.values()]
+        seen = numbers_of(replays, slo) if own else None
+        notes = [] if seen is None else notes_on(seen, replays)
         if each.name == "tuned" and (against := compared(own, blocks.get("untuned", {}))):
             words = ", ".join(f"{shown(r)} {COMPARED[name][0]}" for name, r in against.items())
             notes.append(f"against untuned: {words}")
@@ -125,7 +123,7 @@ def table_of(
             ComparisonRow(
                 approach=each.name,
                 title=each.title,
-                max_num_seqs=next((replay.max_num_seqs for replay in own.values()), None),
+                max_num_seqs=next((replay.max_num_seqs for replay in replays), None),
                 numbers=seen,
                 ratios=compared(own, blocks[approaches[0].name]),
                 notes=tuple(notes),
@@ -202,8 +200,8 @@ def numbers_of(replays: Sequence[Replay], slo: Slo | None = None) -> Numbers:
     )
 
 
-def notes_on(numbers: Numbers, replays: Sequence[Replay], alone: Numbers | None) -> list[str]:
-    """Return what was seen of an approach; ``alone`` is one worker, where this is two of them."""
+def notes_on(numbers: Numbers, replays: Sequence[Replay]) -> list[str]:
+    """Return what was seen of an approach."""
     notes = []
     if numbers.unfinished:
         notes.append(
@@ -215,7 +213,4 @@ def notes_on(numbers: Numbers, replays: Sequence[Replay], alone: Numbers | None)
         notes.append(f"{numbers.failed} of {numbers.requests} failed: {causes}")
     if numbers.held_mean_s:
         notes.append(f"head of line: a reply waited {numbers.held_mean_s:.2g} s for its batch")
-    if alone is not None and numbers.tpot_s and alone.tpot_s:
-        times = numbers.tpot_s.p50 / alone.tpot_s.p50
-        notes.append(f"contention: a token took {times:.2f} times as long as with one worker")
     return notes
