@@ -47,8 +47,7 @@ def run(options: LiveOptions) -> None:
     for path, state in servers.items():
         cap = state.max_num_seqs
         before = f", was {was[path]}" * (was[path] != cap)
-        words = f"{printable(str(path))}: max_num_seqs {cap} of {state.built}{before}"
-        sys.stdout.write(f"{words}\n")
+        sys.stdout.write(f"{printable(str(path))}: max_num_seqs {cap} of {state.built}{before}\n")
 
 
 def _of_profile(
