@@ -2,6 +2,7 @@
 
 import difflib
 import json
+import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -243,10 +244,18 @@ def _summary(
     lines += [f"  because {printable(reason)}" for reason in edit.reasons]
     lines += [] if copy is None else [f"backup: {printable(str(copy))}"]
     of_unit = edit.path.parent if edit.path.suffix == ".conf" else edit.path  # of a drop-in
-    file, unit = shlex.quote(path), shlex.quote(printable(of_unit.stem))
+    file, unit = _for_shell(str(edit.path)), _for_shell(of_unit.stem)
     word, kinds = ("start", KINDS) if edit.kind in KINDS else ("next", monitor.KINDS)
     command = kinds[edit.kind][word].replace("{file}", file).replace("{unit}", unit)
     return "\n".join([*lines, f"{word}: {command}", f"undo: tuner apply --rollback {file}"])
+
+
+def _for_shell(name: str) -> str:
+    """Return the word that bash takes for a name, with nothing hidden in it."""
+    if name.isprintable():
+        return shlex.quote(name)
+    in_bytes = "".join(f"\\x{byte:02x}" for byte in os.fsencode(name))
+    return f"$'{in_bytes}'"
 
 
 def _shown(value: object) -> str:
