@@ -90,8 +90,8 @@ class Target:
     @property
     def what(self) -> str:
         name, others = self.path.name.lower(), known.FACTS["others"]
-        other = next((what for each, what in others.items() if re.fullmatch(each, name)), None)
-        kind = KINDS[self.kind]["is"] if self.kind else other or "a file of no known kind"
+        known_as = next((what for each, what in others.items() if re.fullmatch(each, name)), None)
+        kind = KINDS[self.kind]["is"] if self.kind else known_as or "a file of no known kind"
         patches = beside.patches(self.text) if self.kind == "kustomize" else []
         named = f" ({', '.join(patches)})" if patches else ""
         return f"{self.path}: is {kind}{named}"

@@ -389,5 +389,5 @@ def json_object(profile: ServingProfile, *, run_dir: str, path: str | None) -> d
     None: nowhere."""
     content = content_of(profile)
     picked = {name: content[part][name] for part, names in JSON.items() for name in names}
-    whole = {name: content[name] for name in ("curve", "baseline", "front_end")}
-    return {**picked, **whole, "run_dir": run_dir, "profile": path}
+    sections = {name: content[name] for name in ("curve", "baseline", "front_end")}
+    return {**picked, **sections, "run_dir": run_dir, "profile": path}

@@ -99,10 +99,10 @@ def vllm_spans(rows: Numbered, file: TraceFile) -> Numbered:
     for same in requests.values():
         (line, row), *others = same.values()
         if others:
-            each = [row, *(other for _, other in others)]
-            lengths = [int(number(_of(one, OUTPUT)) or 0) for one in each]
-            ends = [end for one in each if (end := number(one["end"])) is not None]
-            row |= {"n": len(each), "output_lengths": lengths, "output_length": max(lengths)}
+            spans = [row, *(span for _, span in others)]
+            lengths = [int(number(_of(span, OUTPUT)) or 0) for span in spans]
+            ends = [end for span in spans if (end := number(span["end"])) is not None]
+            row |= {"n": len(spans), "output_lengths": lengths, "output_length": max(lengths)}
             row["end"] = max(ends, default=None)
         yield line, row
 
