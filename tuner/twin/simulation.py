@@ -223,7 +223,7 @@ def simulate(  # noqa: PLR0913 - what is replayed, on what, and how much of it i
         logs.append(scheduler.log.copy())
         state["logged"] = 0
     iterations = np.concatenate([*logs, scheduler.log[: state["logged"][0]]])
-    is_done, gaps = requests["status"] == FINISHED, traffic.output_length - 1.0
+    is_done = requests["status"] == FINISHED
     last_s = np.where(is_done, requests["last_token_s"], np.nan)
     times_s = np.array([requests["scheduled_s"], requests["first_token_s"], last_s])
     if clock is not None:
@@ -231,7 +231,23 @@ def simulate(  # noqa: PLR0913 - what is replayed, on what, and how much of it i
         ends_s = np.interp(iterations["start_s"] + iterations["duration_s"], *clock[::-1])
         iterations["start_s"] = np.interp(iterations["start_s"], *clock[::-1])
         iterations["duration_s"] = ends_s - iterations["start_s"]
-    scheduled_s, first_s, last_s = times_s
+    busy_s = float(state["busy_s"][0]) or 1.0
+    return TwinReplay(
+        _rows(traffic, arrived_s, times_s, is_done),
+        iterations,
+        preemptions=int(requests["preemptions"].sum()),
+        running_peak=int(state["most_running"][0]),
+        kv_usage_mean=float(state["block_s"][0]) / busy_s / shape.kv_blocks,
+        kv_usage_peak=int(state["most_blocks"][0]) / shape.kv_blocks,
+    )
+
+
+def _rows(
+    traffic: Traffic, arrived_s: Floats, times_s: Floats, is_done: NDArray[np.bool_]
+) -> Requests:
+    """Return the REQUEST rows of traffic that reached the scheduler and was scheduled, had its
+    first token and its last at these times."""
+    (scheduled_s, first_s, last_s), gaps = times_s, traffic.output_length - 1.0
     rows = np.zeros(len(traffic), REQUEST)
     rows["scored"], rows["outcome"] = True, np.where(is_done, "ok", "failed")
     rows["input_length"], rows["output_length"] = traffic.input_length, traffic.output_length
@@ -239,12 +255,4 @@ def simulate(  # noqa: PLR0913 - what is replayed, on what, and how much of it i
     rows["scheduled_s"], rows["first_s"] = np.maximum(arrived_s, scheduled_s), first_s
     rows["last_s"], rows["end_s"] = last_s, np.where(is_done, last_s, traffic.arrival_s)
     rows["tpot_s"] = np.where(gaps > 0, (last_s - first_s) / np.maximum(1, gaps), np.nan)
-    busy_s = float(state["busy_s"][0]) or 1.0
-    return TwinReplay(
-        rows,
-        iterations,
-        preemptions=int(requests["preemptions"].sum()),
-        running_peak=int(state["most_running"][0]),
-        kv_usage_mean=float(state["block_s"][0]) / busy_s / shape.kv_blocks,
-        kv_usage_peak=int(state["most_blocks"][0]) / shape.kv_blocks,
-    )
+    return rows
