@@ -85,7 +85,7 @@ def test_a_run_is_shown_as_its_command_ended(name: str, folder: Path) -> None:
     assert len(page.text) < 1_500_000
     assert (folder / "ours.txt").read_text() == "ours"
     if name == "swept":
-        assert page.headings[1:] == ["Curve", "Steps over time", "Details"]
+        assert page.headings[1:] == ["Curve", "Traffic", "Steps over time", "Details"]
         assert len(page.charts) > 6
 
 

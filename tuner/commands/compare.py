@@ -1,6 +1,6 @@
 """``tuner compare``: every way of serving, measured on the same traffic."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from tuner.commands.options import CompareOptions
 from tuner.commands.shared.machine import Machine, check_arguments, differs, machine_of
@@ -9,7 +9,6 @@ from tuner.commands.shared.options import in_plan
 from tuner.commands.shared.run_folder import finish, kept, open_run
 from tuner.commands.shared.traffic import served_in
 from tuner.engines.engine_arguments import engine_arguments
-from tuner.engines.provenance import environment_differs
 from tuner.engines.seam import Starter
 from tuner.engines.vllm.start import VllmStarter
 from tuner.errors import EngineError, TraceError, UsageError
@@ -52,8 +51,7 @@ def run(options: CompareOptions) -> None:
     }
     book = open_run("compare", options, plan)
     progress = Progress(budget_s)
-    for warning in trace.warnings:
-        progress.warn(warning)
+    progress.warn(*trace.warnings)
     with kept(book):
         for starter in (base, of_tuned):
             if isinstance(starter, VllmStarter):
@@ -64,8 +62,11 @@ def run(options: CompareOptions) -> None:
         )
         with progress:
             comparison.run(options.profile)
-        warnings = [*_doubts(options, machine, comparison), *comparison.warnings()]
-        _conclude(options, comparison, [*warnings, *trace.warnings])
+        warnings = [*comparison.warnings(), *trace.warnings]
+        if (change := differs(profile, machine)) is not None:
+            where = "{} was measured with {} {}, here it is {}".format(options.profile, *change)
+            warnings.insert(0, f"{where}: only its settings count here")
+        _conclude(options, comparison, warnings)
 
 
 def _base(
@@ -114,18 +115,3 @@ def _conclude(options: CompareOptions, comparison: Comparison, warnings: Sequenc
         raise EngineError(
             f"no approach could be measured: {failures[0]}", hint="Look into vllm.log of the run."
         )
-
-
-def _doubts(options: CompareOptions, here: Machine, comparison: Comparison) -> Iterator[str]:
-    """Yield what limits the comparison with a profile of elsewhere."""
-    profile = comparison.profile
-    if (change := differs(profile, here)) is not None:
-        name, was, is_ = change
-        yield (
-            f"{options.profile} was measured with {name} {was}, here it is {is_}: only its "
-            "settings count here"
-        )
-    environments = (start.facts.environment for start in comparison.journal.starts())
-    now = next((each for each in environments if each is not None), None)
-    if (words := environment_differs(profile.provenance.environment, now)) is not None:
-        yield f"the profile was {words}"

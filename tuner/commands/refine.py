@@ -75,8 +75,7 @@ def run(options: RefineOptions) -> None:
     book = open_run("refine", options, rests_on)
     with kept(book):
         progress = Progress(settings.budget_s)
-        for warning in warnings:
-            progress.warn(warning)
+        progress.warn(*warnings)
         bench = Bench(book, progress, machine.read, block_size=block_size)
         refining = Refining(
             profile,

@@ -18,8 +18,9 @@ from tuner.runs.cluster.nodes import parse_prices, price_of
 from tuner.runs.journal import JOURNAL, Replayed
 from tuner.system import files
 from tuner.system.printable import printable
+from tuner.trace.trace import load
 from tuner.views.html import GENERATOR, page_html
-from tuner.views.over_time import steps_section
+from tuner.views.over_time import steps_section, traffic_section
 from tuner.views.page import Cell, Column, Page, Section, Table
 from tuner.views.profile import profile_page, several_page
 from tuner.views.tables import content
@@ -89,6 +90,8 @@ def _run_page(run_dir: Path, *, over_time: bool) -> Page:
     if not over_time:
         return page
     sections, replays = [*page.sections], [book.replay(event) for event in book.of(Replayed)]
+    if (path := run_dir / "trace.jsonl").exists():
+        sections.append(traffic_section([each.arrival_s for each in load(path).requests]))
     if replays:
         sections.append(steps_section(replays))
     return replace(page, sections=sections)

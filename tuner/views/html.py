@@ -126,7 +126,7 @@ def figure(chart: Chart) -> str:
     ys = [each for each in (*chart.y, *chart.low, *chart.high, chart.limit) if each]
     y = _y_scale(chart.kind, ys)
     left = LETTER * max(len(tick(chart.kind, value)) for value in y.ticks) + 10
-    x = Scale(_round_ticks(chart.x or [0.0], 8), left, RIGHT)
+    x = Scale(_round_ticks(max(chart.x, default=0.0), 8), left, RIGHT)
     if chart.by_cap:
         caps = sorted({*chart.x, *(mark.at for mark in chart.marks)})
         x = Scale(caps or [1.0], left, RIGHT, is_log=True)
@@ -145,18 +145,15 @@ def _y_scale(kind: Kind, values: Sequence[float]) -> Scale:
     if kind == "time" and most >= DECADES_FOR_LOG * least:
         powers = range(math.floor(math.log10(least)), math.ceil(math.log10(most) - 1e-9) + 1)
         return Scale([10.0**power for power in powers], FOOT, TOP, is_log=True)
-    return Scale(_round_ticks([0.0, *values], 4), FOOT, TOP)
+    return Scale(_round_ticks(most, 4), FOOT, TOP)
 
 
-def _round_ticks(values: Sequence[float], count: int) -> Sequence[float]:
-    """Return about so many round values, equally far apart, from below the least to above the
-    most."""
-    low, high = min(values), max(values)
-    rough = (high - low) / count or 1.0
+def _round_ticks(most: float, count: int) -> Sequence[float]:
+    """Return about so many round values, equally far apart, from 0 to above the most."""
+    rough = most / count or 1.0
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(n * power for n in (1, 2, 5, 10) if n * power >= rough * (1 - 1e-9))
-    first = math.floor(low / step + 1e-9)
-    return [step * n for n in range(first, max(first + 1, math.ceil(high / step - 1e-9)) + 1)]
+    return [step * n for n in range(max(1, math.ceil(most / step - 1e-9)) + 1)]
 
 
 def tick(kind: Kind, value: float) -> str:

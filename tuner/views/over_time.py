@@ -1,4 +1,4 @@
-"""What a run did over time. Pure."""
+"""What a run did over time, and the traffic that it was tuned for. Pure."""
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
@@ -57,10 +57,24 @@ def _lines(
         yield f"Requests {name}", "count", at_s, log[name].astype(float)
     if blocks := max(replay.kv_blocks for replay in replays):
         yield "KV cache in use", "share", at_s, log["kv_blocks_used"] / blocks
+    tokens = _per_second(at_s + log["duration_s"], log["decode_seqs"], total_s)
+    yield "Output tokens a second", "count", *tokens
+
+
+def _per_second(at_s: Floats, amount: Floats | None, total_s: float) -> tuple[Floats, Floats]:
+    """Return how much happens per second, in bins of a second or more."""
     width_s = max(1.0, total_s / BINS)
     edges = np.arange(0.0, total_s + width_s, width_s)
-    tokens = np.histogram(at_s + log["duration_s"], edges, weights=log["decode_seqs"])[0]
-    yield "Output tokens a second", "count", (edges[:-1] + edges[1:]) / 2, tokens / width_s
+    counts = np.histogram(at_s, edges, weights=amount)[0]
+    return (edges[:-1] + edges[1:]) / 2, counts / width_s
+
+
+def traffic_section(arrival_s: Sequence[float]) -> Section:
+    """Return how many requests arrived over time. At least one."""
+    at_s = np.array(arrival_s) - arrival_s[0]
+    x, y = _per_second(at_s, None, at_s[-1])
+    note = f"{len(at_s):,} requests in {at_s[-1]:,.0f} s."
+    return Section("Traffic", note, [Chart("Requests a second", x.tolist(), y.tolist(), "count")])
 
 
 def thinned(x: Floats, y: Floats) -> tuple[Floats, Floats]:

@@ -123,6 +123,9 @@ class Sweep:
     is_doubted: bool = False
     """Whether the windows decide, because the twin is not believed."""
 
+    believed: str = ""
+    """What the choice was when it was last evaluated, in words."""
+
     is_for_users: bool = False
     """Whether the conclusion is behind the front end of the server that confirms."""
 
@@ -253,6 +256,13 @@ class Sweep:
             step = next_trial(self.journal.made(), curve, ceiling=ceiling)
             has_time = not curve or self.paid_s() >= 2 * step_s
         else:
+            if view is not None:
+                choice = view.choice
+                sureness = f"{choice.confidence:.0%} of equally likely engines"
+                believed = f"so far: max_num_seqs {choice.best}, best for {sureness}"
+                if believed != self.believed:
+                    self.bench.watcher.stage(believed)
+                self.believed = believed
             steps = self.steps_left()
             step = next_for_twin(journal.made(), view, ceiling=ceiling, steps_left=steps)
             has_time = view is None or self.paid_s() >= step_s
